@@ -1,0 +1,1 @@
+# Install rules: headers, library, CMake package, pkg-config file, command.
