@@ -1,7 +1,6 @@
 // Text and shorthands of Error. No state.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
-
 #include <fmt/format.h>
 
 #include <crossdock/core/error.hpp>
@@ -19,11 +18,16 @@ std::string_view file_name(const char* path) {
 
 std::string native_text(const Native& native) {
   switch (native.domain) {
-    case Native::Domain::kNone: return {};
-    case Native::Domain::kErrno: return fmt::format(" [errno {}]", native.value);
-    case Native::Domain::kCuda: return fmt::format(" [CUresult {}]", native.value);
-    case Native::Domain::kNvrtc: return fmt::format(" [nvrtcResult {}]", native.value);
-    case Native::Domain::kVerbs: return fmt::format(" [verbs status {}]", native.value);
+    case Native::Domain::kNone:
+      return {};
+    case Native::Domain::kErrno:
+      return fmt::format(" [errno {}]", native.value);
+    case Native::Domain::kCuda:
+      return fmt::format(" [CUresult {}]", native.value);
+    case Native::Domain::kNvrtc:
+      return fmt::format(" [nvrtcResult {}]", native.value);
+    case Native::Domain::kVerbs:
+      return fmt::format(" [verbs status {}]", native.value);
   }
   return {};
 }
@@ -36,40 +40,53 @@ Retry retry_of_errno(int value) {
     case ENFILE:
     case ENOMEM:
     case ENOBUFS:
-    case EADDRINUSE: return Retry::kLater;
+    case EADDRINUSE:
+      return Retry::kLater;
     case ECONNRESET:
     case EPIPE:
     case ECONNREFUSED:
-    case ETIMEDOUT: return Retry::kAfterReconnect;
-    default: return Retry::kNo;
+    case ETIMEDOUT:
+      return Retry::kAfterReconnect;
+    default:
+      return Retry::kNo;
   }
 }
 
 Code code_of_errno(int value) {
   switch (value) {
-    case EINVAL: return Code::kInvalidArgument;
+    case EINVAL:
+      return Code::kInvalidArgument;
     case ENOENT:
-    case ESRCH: return Code::kNotFound;
+    case ESRCH:
+      return Code::kNotFound;
     case EADDRINUSE:
-    case EBUSY: return Code::kBusy;
+    case EBUSY:
+      return Code::kBusy;
     case ENOMEM:
     case ENOBUFS:
     case EMFILE:
-    case ENFILE: return Code::kNoMemory;
+    case ENFILE:
+      return Code::kNoMemory;
     case ECONNRESET:
     case EPIPE:
-    case ECONNABORTED: return Code::kPeerLost;
+    case ECONNABORTED:
+      return Code::kPeerLost;
     case ECONNREFUSED:
     case EHOSTUNREACH:
     case ENETUNREACH:
-    case EADDRNOTAVAIL: return Code::kUnreachable;
-    case ETIMEDOUT: return Code::kDeadline;
+    case EADDRNOTAVAIL:
+      return Code::kUnreachable;
+    case ETIMEDOUT:
+      return Code::kDeadline;
     case EACCES:
-    case EPERM: return Code::kDenied;
+    case EPERM:
+      return Code::kDenied;
     case ENOSYS:
     case EOPNOTSUPP:
-    case EAFNOSUPPORT: return Code::kUnsupported;
-    default: return Code::kInternal;
+    case EAFNOSUPPORT:
+      return Code::kUnsupported;
+    default:
+      return Code::kInternal;
   }
 }
 
@@ -77,42 +94,66 @@ Code code_of_errno(int value) {
 
 std::string_view to_string(Code code) noexcept {
   switch (code) {
-    case Code::kOk: return "ok";
-    case Code::kInvalidArgument: return "invalid argument";
-    case Code::kNotFound: return "not found";
-    case Code::kBusy: return "busy";
-    case Code::kWouldBlock: return "would block";
-    case Code::kDeadline: return "deadline exceeded";
-    case Code::kCancelled: return "cancelled";
-    case Code::kPeerLost: return "peer lost";
-    case Code::kUnreachable: return "unreachable";
-    case Code::kNoMemory: return "out of memory";
-    case Code::kUnsupported: return "unsupported";
-    case Code::kIncompatible: return "incompatible";
-    case Code::kClosed: return "closed";
-    case Code::kInternal: return "internal error";
-    case Code::kCorrupt: return "corrupt data";
-    case Code::kDenied: return "denied";
+    case Code::kOk:
+      return "ok";
+    case Code::kInvalidArgument:
+      return "invalid argument";
+    case Code::kNotFound:
+      return "not found";
+    case Code::kBusy:
+      return "busy";
+    case Code::kWouldBlock:
+      return "would block";
+    case Code::kDeadline:
+      return "deadline exceeded";
+    case Code::kCancelled:
+      return "cancelled";
+    case Code::kPeerLost:
+      return "peer lost";
+    case Code::kUnreachable:
+      return "unreachable";
+    case Code::kNoMemory:
+      return "out of memory";
+    case Code::kUnsupported:
+      return "unsupported";
+    case Code::kIncompatible:
+      return "incompatible";
+    case Code::kClosed:
+      return "closed";
+    case Code::kInternal:
+      return "internal error";
+    case Code::kCorrupt:
+      return "corrupt data";
+    case Code::kDenied:
+      return "denied";
   }
   return "unknown code";
 }
 
 std::string_view to_string(Scope scope) noexcept {
   switch (scope) {
-    case Scope::kCall: return "call";
-    case Scope::kTransfer: return "transfer";
-    case Scope::kPeer: return "peer";
-    case Scope::kDevice: return "device";
-    case Scope::kEngine: return "engine";
+    case Scope::kCall:
+      return "call";
+    case Scope::kTransfer:
+      return "transfer";
+    case Scope::kPeer:
+      return "peer";
+    case Scope::kDevice:
+      return "device";
+    case Scope::kEngine:
+      return "engine";
   }
   return "unknown scope";
 }
 
 std::string_view to_string(Retry retry) noexcept {
   switch (retry) {
-    case Retry::kNo: return "no";
-    case Retry::kLater: return "later";
-    case Retry::kAfterReconnect: return "after reconnect";
+    case Retry::kNo:
+      return "no";
+    case Retry::kLater:
+      return "later";
+    case Retry::kAfterReconnect:
+      return "after reconnect";
   }
   return "unknown";
 }

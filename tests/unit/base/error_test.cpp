@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
-#include <string>
-
 #include <gtest/gtest.h>
+#include <string>
 
 #include <crossdock/core/result.hpp>
 
