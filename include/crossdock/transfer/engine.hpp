@@ -1,0 +1,181 @@
+// The transfer engine: registers memory, opens peers, moves batches of one-sided reads and writes.
+//
+//   engine ── register_memory ──> Region          peer ── submit(batch) ──> Transfer
+//          ── open(name) ───────> Peer            engine ── mailbox(name) ─> Mailbox
+//
+// Engine, Region, Peer and Mailbox are thread-safe handles on shared state, so any order of
+// destruction is safe; a Transfer has one owner. After close() every call returns kClosed. Using an
+// engine in a child after fork() returns kUnsupported.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <crossdock/core/export.hpp>
+#include <crossdock/core/result.hpp>
+#include <crossdock/transfer/types.hpp>
+
+namespace crossdock::transfer {
+inline namespace v1 {
+
+namespace detail {
+class EngineCore;
+class RegionCore;
+class PeerCore;
+class TransferCore;
+class MailboxCore;
+}  // namespace detail
+
+struct EngineOptions {
+  // How peers call this engine in the store. Empty: "host:port" of the control port.
+  std::string name = {};
+  // Where the control port listens: "127.0.0.1:0", "[::1]:7000", "0.0.0.0:7000". Port 0 lets the
+  // system choose. Empty: `control.listen` of the configuration. Nothing else is bound.
+  std::string listen = {};
+  // The address peers shall dial, when it is not the one listened on (0.0.0.0, NAT).
+  std::string advertise = {};
+  // Metadata: "p2p" (no server: names are addresses), "inproc://id", "file:///dir",
+  // "tcp://host:port", "http://host:port/path".
+  std::string store = "p2p";
+  // Overrides of the configuration table by name, e.g. {"transfer.slice_bytes", "1MiB"};
+  // `crossdock info --config` lists the names.
+  std::map<std::string, std::string> config = {};
+};
+
+// Registered memory. Dropping the last handle releases the region as soon as nothing uses it;
+// release() does it now and tells.
+class CROSSDOCK_API Region {
+ public:
+  [[nodiscard]] void* address() const noexcept;
+  [[nodiscard]] std::size_t length() const noexcept;
+  // Ends the registration: local transfers on it must be over, and every peer that may write or read
+  // it must have confirmed that it stopped. kBusy names who still holds it when `deadline` passes;
+  // the region then stays registered but refuses new transfers, and release() may be called again.
+  // After success nobody touches the memory.
+  Result<> release(Deadline deadline);
+
+ private:
+  friend class Engine;
+  explicit Region(std::shared_ptr<detail::RegionCore> core) : core_(std::move(core)) {}
+  std::shared_ptr<detail::RegionCore> core_;
+};
+
+// A submitted batch. Dropping it does not stop the transfer; it runs to its deadline at most.
+class CROSSDOCK_API Transfer {
+ public:
+  [[nodiscard]] std::uint64_t id() const noexcept;
+  [[nodiscard]] Status status() const;
+  // Blocks until the transfer is terminal. Ok when delivered, otherwise its error. When `deadline`
+  // passes first, kDeadline with scope kCall: the transfer goes on.
+  Result<> wait(Deadline deadline);
+  // Asks to stop; returns at once. Slices that have not started will not start; the state becomes
+  // kCancelled (or kDelivered, if that came first) when nothing touches the buffers any more.
+  void cancel();
+
+ private:
+  friend class Engine;
+  explicit Transfer(std::shared_ptr<detail::TransferCore> core) : core_(std::move(core)) {}
+  std::shared_ptr<detail::TransferCore> core_;
+};
+
+// Another engine, as it was when it was opened. When it restarts or dies this handle is dead for
+// good, whatever comes to live at its address; open() again.
+class CROSSDOCK_API Peer {
+ public:
+  [[nodiscard]] const std::string& name() const noexcept;
+  [[nodiscard]] std::uint64_t instance() const noexcept;
+  [[nodiscard]] bool alive() const noexcept;
+  // The transport that transfers to it take: "loopback", "shm", "tcp".
+  [[nodiscard]] std::string transport() const;
+  // Its regions, as far as it announced them; updates arrive by themselves.
+  [[nodiscard]] std::vector<RemoteRegion> regions() const;
+  // The region with this label; waits for it to be announced until `deadline`.
+  Result<RemoteRegion> region(std::string_view label, Deadline deadline) const;
+
+ private:
+  friend class Engine;
+  explicit Peer(std::shared_ptr<detail::PeerCore> core) : core_(std::move(core)) {}
+  std::shared_ptr<detail::PeerCore> core_;
+};
+
+// Where notifications with one mailbox name arrive. Bounded (`control.mailbox_messages`); when full
+// the sender's transfer fails with kWouldBlock rather than losing a message silently.
+class CROSSDOCK_API Mailbox {
+ public:
+  Result<Message> receive(Deadline deadline);
+  [[nodiscard]] std::optional<Message> try_receive();
+  // From now on messages go to `fn` on the control thread (queued ones first) instead of the queue.
+  // `fn` must not wait; it may submit and send. Null: back to the queue.
+  void on_message(std::function<void(Message)> fn);
+
+ private:
+  friend class Engine;
+  explicit Mailbox(std::shared_ptr<detail::MailboxCore> core) : core_(std::move(core)) {}
+  std::shared_ptr<detail::MailboxCore> core_;
+};
+
+class CROSSDOCK_API Engine {
+ public:
+  static Result<Engine> create(EngineOptions options = {});
+
+  Engine(Engine&&) noexcept = default;
+  Engine& operator=(Engine&&) noexcept;
+  // Local, bounded and silent: stops transfers, tells nobody. Prefer close().
+  ~Engine();
+
+  [[nodiscard]] const std::string& name() const noexcept;
+  [[nodiscard]] const std::string& address() const noexcept;  // of the control port, "host:port"
+  [[nodiscard]] std::uint64_t instance() const noexcept;
+
+  // Registers caller-owned memory, readable and writable, which must stay mapped until the region is
+  // released. Overlap with a region, null, zero length and wrap-around are kInvalidArgument.
+  Result<Region> register_memory(void* address, std::size_t length, RegionOptions options = {});
+  // All or none, announced to peers once.
+  Result<std::vector<Region>> register_memory(std::span<const MemoryRange> ranges,
+                                              RegionOptions options = {});
+  // Memory of the engine's own, zeroed, page-aligned, which processes on this host map and copy
+  // plainly. Freed when the region is released and the last handle is gone.
+  Result<Region> allocate(std::size_t length, RegionOptions options = {});
+
+  // Finds `name` in the store, connects, authenticates, learns its regions.
+  Result<Peer> open(std::string_view name, Deadline deadline);
+
+  // Starts a batch. All requests are checked first; one bad request refuses the whole batch and
+  // nothing moves. Never blocks on the peer. kWouldBlock when `transfer.max_pending` transfers are
+  // in flight.
+  Result<Transfer> submit(const Peer& peer, std::span<const Request> batch,
+                          TransferOptions options = {});
+  // submit() and wait() in one; returns when terminal, at the transfer's deadline plus the time it
+  // takes to quiesce.
+  Result<> transfer(const Peer& peer, std::span<const Request> batch, TransferOptions options = {});
+
+  // Sends a plain notification; ok when the peer's engine has it.
+  Result<> notify(const Peer& peer, Notification notification, Deadline deadline);
+  // The mailbox of that name, made on first use. Messages that arrive before are kept for it.
+  Result<Mailbox> mailbox(std::string_view name);
+
+  // Makes the named peer stop touching this engine's memory, and waits for the proof: its
+  // acknowledgement, its death, or the end of its connections. The peer must open this engine again
+  // before it can start new transfers. kDeadline: no proof yet; treat its pages as in use.
+  Result<> fence(std::string_view peer_name, Deadline deadline);
+
+  [[nodiscard]] std::vector<PendingTransfer> pending() const;
+  // Prometheus text exposition format.
+  [[nodiscard]] std::string metrics() const;
+
+  // Orderly end: stops and quiesces transfers, makes peers let go of this engine's regions, removes
+  // the store entry, joins threads. After it, no memory is touched. Idempotent.
+  Result<> close(Deadline deadline);
+
+ private:
+  explicit Engine(std::shared_ptr<detail::EngineCore> core) : core_(std::move(core)) {}
+  std::shared_ptr<detail::EngineCore> core_;
+};
+
+}  // namespace v1
+}  // namespace crossdock::transfer

@@ -1,0 +1,116 @@
+// The plain types of the transfer engine: requests, options, states, reports. Values only; a struct
+// here is thread-compatible and may be copied freely.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <crossdock/core/deadline.hpp>
+#include <crossdock/core/error.hpp>
+
+namespace crossdock::transfer {
+inline namespace v1 {
+
+// Direction seen from the engine that submits: kWrite moves local bytes to the peer, kRead fetches.
+enum class Op : std::uint8_t { kRead = 0, kWrite = 1 };
+std::string_view to_string(Op op) noexcept;
+
+// One contiguous copy. `local` lies in a region of this engine, `remote` is an address in the
+// address space of the peer, inside one of its regions. `length` in bytes, at least 1.
+struct Request {
+  Op op = Op::kWrite;
+  void* local = nullptr;
+  std::uint64_t remote = 0;
+  std::size_t length = 0;
+};
+
+// What a transfer goes through. The last three are terminal, and terminal means quiesced: nothing
+// will read or write its buffers any more, on either side.
+enum class State : std::uint8_t {
+  kPosted = 0,      // accepted, nothing moved yet
+  kActive = 1,      // bytes are moving
+  kCancelling = 2,  // cancelled or past its deadline; buffers may still be touched
+  kDelivered = 3,   // every byte is visible at its destination
+  kFailed = 4,      // see the error
+  kCancelled = 5,   // on request
+};
+std::string_view to_string(State state) noexcept;
+constexpr bool is_terminal(State state) noexcept { return state >= State::kDelivered; }
+
+struct Status {
+  State state = State::kPosted;
+  std::uint64_t bytes_done = 0;   // grows slice by slice
+  std::uint64_t bytes_total = 0;
+  std::optional<Error> error = {};  // set when failed or cancelled
+};
+
+// A message to a named mailbox of a peer; `payload` at most 60 KiB, `mailbox` at most 64 bytes.
+struct Notification {
+  std::string mailbox;
+  std::string payload;
+};
+
+// What arrives in a mailbox. kPeerLost tells that the sender is gone and that nothing it started
+// will touch this engine's memory any more.
+struct Message {
+  enum class Kind : std::uint8_t { kNotification = 0, kPeerLost = 1 };
+  Kind kind = Kind::kNotification;
+  std::string peer;                // name of the sending engine
+  std::uint64_t peer_instance = 0;  // changes when the peer restarts
+  std::string payload;
+};
+
+struct TransferOptions {
+  // When it passes, the transfer is stopped, quiesced and failed with kDeadline.
+  // Unset: `transfer.timeout` of the configuration from the moment of submission.
+  std::optional<Deadline> deadline = {};
+  // Delivered to the peer after every byte of this transfer is visible there; the transfer counts as
+  // delivered once the peer's engine has it.
+  std::optional<Notification> notification = {};
+  // Compares XXH3-64 of source and destination after the copy; a difference fails with kCorrupt.
+  // Unset: `transfer.checksum` of the configuration.
+  std::optional<bool> checksum = {};
+  // Called exactly once, with the terminal status, on the thread that finished the transfer (it may
+  // be the submitting one, before submit() returns). It may submit; it must not wait.
+  std::function<void(const Status&)> on_complete = {};
+  // Carried along for the caller: shown by Engine::pending() and in traces.
+  std::uint64_t user_data = 0;
+};
+
+enum class Access : std::uint8_t { kLocalOnly = 0, kRemoteRead = 1, kRemoteReadWrite = 3 };
+
+struct RegionOptions {
+  Access access = Access::kRemoteReadWrite;
+  std::string label = {};  // at most 64 bytes; peers see it
+};
+
+struct MemoryRange {
+  void* address = nullptr;
+  std::size_t length = 0;
+};
+
+// A region of a peer as this engine knows it.
+struct RemoteRegion {
+  std::uint64_t address = 0;
+  std::uint64_t length = 0;
+  Access access = Access::kRemoteReadWrite;
+  std::string label;
+};
+
+struct PendingTransfer {
+  std::uint64_t id = 0;
+  std::string peer;
+  Op op = Op::kWrite;  // of the first request
+  Status status;
+  Deadline deadline = Deadline::now();
+  std::uint64_t user_data = 0;
+};
+
+}  // namespace v1
+}  // namespace crossdock::transfer
