@@ -11,7 +11,9 @@
 namespace crossdock::wire {
 namespace {
 
-XXH3_state_t* state_of(std::byte* raw) { return std::launder(reinterpret_cast<XXH3_state_t*>(raw)); }
+XXH3_state_t* state_of(std::byte* raw) {
+  return std::launder(reinterpret_cast<XXH3_state_t*>(raw));
+}
 const XXH3_state_t* state_of(const std::byte* raw) {
   return std::launder(reinterpret_cast<const XXH3_state_t*>(raw));
 }
@@ -33,8 +35,12 @@ void StreamChecksum::update(Bytes slice) {
   if (!slice.empty()) XXH3_64bits_update(state_of(state_), slice.data(), slice.size());
 }
 
-std::uint64_t StreamChecksum::digest() const { return XXH3_64bits_digest(state_of(state_)); }
+std::uint64_t StreamChecksum::digest() const {
+  return XXH3_64bits_digest(state_of(state_));
+}
 
-void StreamChecksum::reset() { XXH3_64bits_reset(state_of(state_)); }
+void StreamChecksum::reset() {
+  XXH3_64bits_reset(state_of(state_));
+}
 
 }  // namespace crossdock::wire

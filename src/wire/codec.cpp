@@ -9,7 +9,8 @@ namespace {
 
 std::string fault_text(const CodecFault& fault) {
   switch (fault.kind) {
-    case CodecFault::Kind::kNone: return "no fault";
+    case CodecFault::Kind::kNone:
+      return "no fault";
     case CodecFault::Kind::kTruncated:
       return fmt::format("{} needs {} more than the {} bytes that are left", fault.field,
                          fault.value, fault.limit);

@@ -103,7 +103,8 @@ class Reader {
   void list(const char* field, std::vector<T>& out, std::uint32_t limit, Each&& each) {
     const std::uint32_t n = count(field, limit, T::kMinEncodedBytes);
     out.clear();
-    for (std::uint32_t i = 0; i < n && !failed(); ++i) each(out.emplace_back());
+    for (std::uint32_t i = 0; i < n && !failed(); ++i)
+      each(out.emplace_back());
   }
   void bad_value(const char* field, std::uint64_t value, std::uint64_t limit = 0) {
     fail(CodecFault::Kind::kBadValue, field, value, limit);
@@ -127,7 +128,8 @@ class Reader {
   }
   Bytes take(const char* field, std::size_t n) {
     if (failed()) return {};
-    if (n > bytes_.size()) return fail(CodecFault::Kind::kTruncated, field, n, bytes_.size()), Bytes{};
+    if (n > bytes_.size())
+      return fail(CodecFault::Kind::kTruncated, field, n, bytes_.size()), Bytes{};
     const Bytes out = bytes_.first(n);
     bytes_ = bytes_.subspan(n);
     return out;
@@ -204,7 +206,8 @@ class BasicWriter {
   void list(const char* field, const std::vector<T>& in, std::uint32_t limit, Each&& each) {
     if (in.size() > limit) return fail(CodecFault::Kind::kOverLimit, field, in.size(), limit);
     u32(field, static_cast<std::uint32_t>(in.size()));
-    for (const T& item : in) each(item);
+    for (const T& item : in)
+      each(item);
   }
   void bad_value(const char* field, std::uint64_t value, std::uint64_t limit = 0) {
     fail(CodecFault::Kind::kBadValue, field, value, limit);

@@ -52,13 +52,15 @@ void region_fields(Archive& ar, List& regions, std::uint32_t limit) {
 
 void id_fields(Reader& ar, std::vector<std::uint32_t>& ids) {
   ids.resize(ar.count("region ids", kMaxRegionIds, sizeof(std::uint32_t)));
-  for (std::uint32_t& id : ids) ar.u32("region id", id);
+  for (std::uint32_t& id : ids)
+    ar.u32("region id", id);
 }
 
 void id_fields(Writer& ar, const std::vector<std::uint32_t>& ids) {
   if (ids.size() > kMaxRegionIds) return ar.bad_value("number of region ids", ids.size());
   ar.u32("region ids", static_cast<std::uint32_t>(ids.size()));
-  for (const std::uint32_t id : ids) ar.u32("region id", id);
+  for (const std::uint32_t id : ids)
+    ar.u32("region id", id);
 }
 
 template <class Archive, class M>
@@ -129,21 +131,36 @@ void fields(Archive& ar, M& m) {
 
 std::string_view to_string(MessageType type) noexcept {
   switch (type) {
-    case MessageType::kHello: return "Hello";
-    case MessageType::kChallenge: return "Challenge";
-    case MessageType::kAuthProof: return "AuthProof";
-    case MessageType::kWelcome: return "Welcome";
-    case MessageType::kRefused: return "Refused";
-    case MessageType::kSegmentPage: return "SegmentPage";
-    case MessageType::kRegionAdded: return "RegionAdded";
-    case MessageType::kRegionsRemoved: return "RegionsRemoved";
-    case MessageType::kRevoke: return "Revoke";
-    case MessageType::kRevokeAck: return "RevokeAck";
-    case MessageType::kNotify: return "Notify";
-    case MessageType::kNotifyAck: return "NotifyAck";
-    case MessageType::kPing: return "Ping";
-    case MessageType::kPong: return "Pong";
-    case MessageType::kBye: return "Bye";
+    case MessageType::kHello:
+      return "Hello";
+    case MessageType::kChallenge:
+      return "Challenge";
+    case MessageType::kAuthProof:
+      return "AuthProof";
+    case MessageType::kWelcome:
+      return "Welcome";
+    case MessageType::kRefused:
+      return "Refused";
+    case MessageType::kSegmentPage:
+      return "SegmentPage";
+    case MessageType::kRegionAdded:
+      return "RegionAdded";
+    case MessageType::kRegionsRemoved:
+      return "RegionsRemoved";
+    case MessageType::kRevoke:
+      return "Revoke";
+    case MessageType::kRevokeAck:
+      return "RevokeAck";
+    case MessageType::kNotify:
+      return "Notify";
+    case MessageType::kNotifyAck:
+      return "NotifyAck";
+    case MessageType::kPing:
+      return "Ping";
+    case MessageType::kPong:
+      return "Pong";
+    case MessageType::kBye:
+      return "Bye";
   }
   return "unknown message";
 }
@@ -166,8 +183,8 @@ Result<M> decode(Bytes payload) {
   return message;
 }
 
-#define CROSSDOCK_MESSAGE(M)                                      \
-  template Result<std::vector<std::byte>> encode<M>(const M&);    \
+#define CROSSDOCK_MESSAGE(M)                                   \
+  template Result<std::vector<std::byte>> encode<M>(const M&); \
   template Result<M> decode<M>(Bytes)
 CROSSDOCK_MESSAGE(Hello);
 CROSSDOCK_MESSAGE(Challenge);

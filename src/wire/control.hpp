@@ -27,18 +27,18 @@
 
 namespace crossdock::wire {
 
-inline constexpr std::uint32_t kMaxNameBytes = 256;       // engine names
-inline constexpr std::uint32_t kMaxBootIdBytes = 64;      // a UUID is 36
-inline constexpr std::uint32_t kMaxTransports = 32;       // per engine
+inline constexpr std::uint32_t kMaxNameBytes = 256;   // engine names
+inline constexpr std::uint32_t kMaxBootIdBytes = 64;  // a UUID is 36
+inline constexpr std::uint32_t kMaxTransports = 32;   // per engine
 inline constexpr std::uint32_t kMaxTransportNameBytes = 32;
 inline constexpr std::uint32_t kMaxAddressBlobBytes = 512;
 inline constexpr std::uint32_t kMaxRegionLabelBytes = 64;
-inline constexpr std::uint32_t kMaxRegionKeys = 32;       // one a transport
+inline constexpr std::uint32_t kMaxRegionKeys = 32;  // one a transport
 inline constexpr std::uint32_t kMaxKeyBlobBytes = 64;
 inline constexpr std::uint32_t kMaxMailboxBytes = 64;
 inline constexpr std::uint32_t kMaxNotifyBytes = 64 * 1024;
-inline constexpr std::uint32_t kMaxReasonBytes = 1024;    // Refused, Bye
-inline constexpr std::uint32_t kMaxRegionIds = 32 * 1024; // in one RegionsRemoved or Revoke
+inline constexpr std::uint32_t kMaxReasonBytes = 1024;     // Refused, Bye
+inline constexpr std::uint32_t kMaxRegionIds = 32 * 1024;  // in one RegionsRemoved or Revoke
 
 // Numbers are part of the protocol: append only.
 enum class MessageType : std::uint16_t {

@@ -16,8 +16,7 @@ std::uint32_t frame_checksum(std::uint16_t version, std::uint16_t type, Bytes pa
 }
 
 Error peer_error(Code code, Retry retry, std::string message) {
-  return Error{
-      .code = code, .scope = Scope::kPeer, .retry = retry, .message = std::move(message)};
+  return Error{.code = code, .scope = Scope::kPeer, .retry = retry, .message = std::move(message)};
 }
 
 }  // namespace
