@@ -1,8 +1,8 @@
 // The registered memory of one engine: which address ranges, who may touch them, who does now.
 //
-// A lease is taken for each transfer and each inbound request that uses a region, and given back when
-// it no longer touches the memory; a region with leases is not released. Lookups take a snapshot, so
-// they never wait for a registration in progress. Thread-safe.
+// A lease is taken for each transfer and each inbound request that uses a region, and given back
+// when it no longer touches the memory; a region with leases is not released. Lookups take a
+// snapshot, so they never wait for a registration in progress. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,7 +23,7 @@ using RegionId = std::uint32_t;  // never reused within an engine
 
 // Where the bytes of a region come from, as far as a transport can profit from it.
 struct Backing {
-  int memfd = -1;                // a memfd that holds the region from `offset`, or -1
+  int memfd = -1;  // a memfd that holds the region from `offset`, or -1
   std::uint64_t offset = 0;
 };
 

@@ -12,6 +12,8 @@ Result<> Transport::accept(InboundLane lane) {
                                 lane.peer_name, name()));
 }
 
-bool Transport::sever_inbound(std::uint64_t) { return true; }
+bool Transport::sever_inbound(std::uint64_t) {
+  return true;
+}
 
 }  // namespace crossdock::transport

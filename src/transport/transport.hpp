@@ -55,21 +55,23 @@ struct RemoteAccess {
   std::uint32_t mode = 0;
 };
 
-// A region of the peer. Owned by the engine's peer object, at a stable address until every shard that
-// names it has finished.
+// A region of the peer. Owned by the engine's peer object, at a stable address until every shard
+// that names it has finished.
 struct RemoteRegion {
   mem::RegionId id = 0;
   std::uint64_t address = 0;
   std::uint64_t length = 0;
   transfer::Access access = transfer::Access::kRemoteReadWrite;
   std::string label;
-  std::vector<std::pair<std::string, std::string>> keys;  // transport name -> key of export_region()
+  std::vector<std::pair<std::string, std::string>>
+      keys;  // transport name -> key of export_region()
   std::array<std::optional<RemoteAccess>, kMaxTransports> attached = {};  // by transport slot
   std::atomic<std::uint32_t> leases{0};                                   // transfers in flight
   std::atomic<bool> revoked{false};
 };
 
-// One contiguous copy of at most `transfer.slice_bytes` (adjacent requests are merged before the cut).
+// One contiguous copy of at most `transfer.slice_bytes` (adjacent requests are merged before the
+// cut).
 struct Slice {
   std::byte* local = nullptr;
   std::uint64_t remote = 0;
@@ -108,7 +110,7 @@ struct Shard {
 
   // The endpoint's from post() until shard_finished().
   std::uint32_t slices_done = 0;
-  Shard* next = nullptr;       // intrusive queue link
+  Shard* next = nullptr;  // intrusive queue link
   std::uint64_t scratch[6] = {};
 
   // The engine's own.
@@ -154,8 +156,8 @@ class Endpoint {
   // `*shard.stop` is set: finish the shard as soon as nothing touches its buffers. A hint; harmless
   // for a shard that has finished in the meantime (the address is only compared).
   virtual void cancel(const Shard& shard) = 0;
-  // Gives the peer up: cuts the connection so that no byte can follow, then finishes every shard with
-  // `why`. Later posts return it. Idempotent; returns at once, the shards finish soon.
+  // Gives the peer up: cuts the connection so that no byte can follow, then finishes every shard
+  // with `why`. Later posts return it. Idempotent; returns at once, the shards finish soon.
   virtual void sever(const Error& why) = 0;
   // Makes a region usable; fills RemoteRegion::attached[slot]. kUnsupported when this transport
   // cannot reach that memory. May be called again for an attached region.
@@ -167,12 +169,12 @@ class Endpoint {
 };
 
 struct TransportContext {
-  std::size_t slot = 0;                    // index into RemoteRegion::attached
-  const base::Config* config = nullptr;    // all of these outlive the transport
+  std::size_t slot = 0;                  // index into RemoteRegion::attached
+  const base::Config* config = nullptr;  // all of these outlive the transport
   base::Logger* log = nullptr;
   base::MetricsRegistry* metrics = nullptr;
   base::Tracer* tracer = nullptr;
-  mem::RegionTable* regions = nullptr;     // of this engine: inbound requests lease from it
+  mem::RegionTable* regions = nullptr;  // of this engine: inbound requests lease from it
   std::uint64_t instance = 0;
   HostIdentity host;
 };
@@ -195,8 +197,8 @@ class Transport {
   // A lane that a peer dialled. The default refuses it.
   virtual Result<> accept(InboundLane lane);
   // Ends every inbound lane of that instance and returns when none of them can touch this engine's
-  // memory any more. False: this transport cannot prove it alone (the peer copies by itself and must
-  // acknowledge or die).
+  // memory any more. False: this transport cannot prove it alone (the peer copies by itself and
+  // must acknowledge or die).
   virtual bool sever_inbound(std::uint64_t peer_instance);
   // A slice of this many bytes in a shard of one is executed inside post().
   [[nodiscard]] virtual std::uint64_t inline_bytes() const noexcept { return 0; }

@@ -1,6 +1,5 @@
-// Deadline: the moment by which a wait ends. Every blocking call of Crossdock takes one; there is no
-// "for ever". Immutable value, thread-safe.
-// SPDX-License-Identifier: Apache-2.0
+// Deadline: the moment by which a wait ends. Every blocking call of Crossdock takes one; there is
+// no "for ever". Immutable value, thread-safe. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -18,7 +17,8 @@ class Deadline {
   static Deadline in(std::chrono::duration<Rep, Period> duration) {
     using Seconds = std::chrono::duration<double>;
     constexpr std::chrono::hours kLongest{24 * 3650};
-    if (std::chrono::duration_cast<Seconds>(duration) > std::chrono::duration_cast<Seconds>(kLongest))
+    if (std::chrono::duration_cast<Seconds>(duration) >
+        std::chrono::duration_cast<Seconds>(kLongest))
       return Deadline(Clock::now() + kLongest);
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(duration));
   }
@@ -44,7 +44,9 @@ class Deadline {
   Clock::time_point when_;
 };
 
-[[nodiscard]] inline Deadline earlier(Deadline a, Deadline b) { return a < b ? a : b; }
+[[nodiscard]] inline Deadline earlier(Deadline a, Deadline b) {
+  return a < b ? a : b;
+}
 
 }  // namespace v1
 }  // namespace crossdock

@@ -25,7 +25,7 @@ class [[nodiscard]] Result {
 
  public:
   using value_type = T;
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}       // NOLINT: implicit
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT: implicit
   Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT: implicit
 
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
@@ -82,14 +82,14 @@ class [[nodiscard]] Result<void> {
 // `fd` or returns the error; CROSSDOCK_CHECK_OK does the same for Result<void>.
 #define CROSSDOCK_CONCAT_(a, b) a##b
 #define CROSSDOCK_CONCAT(a, b) CROSSDOCK_CONCAT_(a, b)
-#define CROSSDOCK_TRY_(tmp, var, ...)               \
-  auto tmp = (__VA_ARGS__);                         \
-  if (!tmp.ok()) return std::move(tmp).error();     \
+#define CROSSDOCK_TRY_(tmp, var, ...)           \
+  auto tmp = (__VA_ARGS__);                     \
+  if (!tmp.ok()) return std::move(tmp).error(); \
   auto var = std::move(tmp).value()
 #define CROSSDOCK_TRY(var, ...) \
   CROSSDOCK_TRY_(CROSSDOCK_CONCAT(crossdock_try_, __LINE__), var, __VA_ARGS__)
-#define CROSSDOCK_CHECK_OK(...)                                                      \
-  do {                                                                               \
-    if (auto crossdock_result = (__VA_ARGS__); !crossdock_result.ok())               \
-      return std::move(crossdock_result).error();                                    \
+#define CROSSDOCK_CHECK_OK(...)                                        \
+  do {                                                                 \
+    if (auto crossdock_result = (__VA_ARGS__); !crossdock_result.ok()) \
+      return std::move(crossdock_result).error();                      \
   } while (0)

@@ -53,10 +53,10 @@ class CROSSDOCK_API Region {
  public:
   [[nodiscard]] void* address() const noexcept;
   [[nodiscard]] std::size_t length() const noexcept;
-  // Ends the registration: local transfers on it must be over, and every peer that may write or read
-  // it must have confirmed that it stopped. kBusy names who still holds it when `deadline` passes;
-  // the region then stays registered but refuses new transfers, and release() may be called again.
-  // After success nobody touches the memory.
+  // Ends the registration: local transfers on it must be over, and every peer that may write or
+  // read it must have confirmed that it stopped. kBusy names who still holds it when `deadline`
+  // passes; the region then stays registered but refuses new transfers, and release() may be called
+  // again. After success nobody touches the memory.
   Result<> release(Deadline deadline);
 
  private:
@@ -132,8 +132,8 @@ class CROSSDOCK_API Engine {
   [[nodiscard]] const std::string& address() const noexcept;  // of the control port, "host:port"
   [[nodiscard]] std::uint64_t instance() const noexcept;
 
-  // Registers caller-owned memory, readable and writable, which must stay mapped until the region is
-  // released. Overlap with a region, null, zero length and wrap-around are kInvalidArgument.
+  // Registers caller-owned memory, readable and writable, which must stay mapped until the region
+  // is released. Overlap with a region, null, zero length and wrap-around are kInvalidArgument.
   Result<Region> register_memory(void* address, std::size_t length, RegionOptions options = {});
   // All or none, announced to peers once.
   Result<std::vector<Region>> register_memory(std::span<const MemoryRange> ranges,

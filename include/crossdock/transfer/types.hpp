@@ -41,11 +41,13 @@ enum class State : std::uint8_t {
   kCancelled = 5,   // on request
 };
 std::string_view to_string(State state) noexcept;
-constexpr bool is_terminal(State state) noexcept { return state >= State::kDelivered; }
+constexpr bool is_terminal(State state) noexcept {
+  return state >= State::kDelivered;
+}
 
 struct Status {
   State state = State::kPosted;
-  std::uint64_t bytes_done = 0;   // grows slice by slice
+  std::uint64_t bytes_done = 0;  // grows slice by slice
   std::uint64_t bytes_total = 0;
   std::optional<Error> error = {};  // set when failed or cancelled
 };
@@ -61,7 +63,7 @@ struct Notification {
 struct Message {
   enum class Kind : std::uint8_t { kNotification = 0, kPeerLost = 1 };
   Kind kind = Kind::kNotification;
-  std::string peer;                // name of the sending engine
+  std::string peer;                 // name of the sending engine
   std::uint64_t peer_instance = 0;  // changes when the peer restarts
   std::string payload;
 };
@@ -70,8 +72,8 @@ struct TransferOptions {
   // When it passes, the transfer is stopped, quiesced and failed with kDeadline.
   // Unset: `transfer.timeout` of the configuration from the moment of submission.
   std::optional<Deadline> deadline = {};
-  // Delivered to the peer after every byte of this transfer is visible there; the transfer counts as
-  // delivered once the peer's engine has it.
+  // Delivered to the peer after every byte of this transfer is visible there; the transfer counts
+  // as delivered once the peer's engine has it.
   std::optional<Notification> notification = {};
   // Compares XXH3-64 of source and destination after the copy; a difference fails with kCorrupt.
   // Unset: `transfer.checksum` of the configuration.
