@@ -25,7 +25,8 @@ endif()
 # An interface target that every private target links: warnings, sanitizers, include roots.
 add_library(crossdock_options INTERFACE)
 target_include_directories(crossdock_options INTERFACE
-  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/device>)
 target_link_libraries(crossdock_options INTERFACE Threads::Threads)
 target_compile_options(crossdock_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
