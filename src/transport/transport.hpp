@@ -33,6 +33,7 @@
 
 #include "base/fd.hpp"
 #include "mem/region_table.hpp"
+#include "wire/control.hpp"
 
 namespace crossdock::base {
 class Config;
@@ -119,13 +120,7 @@ struct Shard {
   std::uint32_t attempts = 0;
 };
 
-// Who a process is: equal boot id and PID namespace mean that the PIDs mean the same process table.
-struct HostIdentity {
-  std::string boot_id;
-  std::uint64_t pid_namespace = 0;
-  std::uint32_t pid = 0;
-  std::uint64_t start_time = 0;  // of the process, in clock ticks since boot: a reused pid differs
-};
+using HostIdentity = wire::HostIdentity;
 
 // The peer as a transport sees it while it connects.
 struct PeerInfo {
