@@ -42,7 +42,7 @@ void region_fields(Archive& ar, List& regions, std::uint32_t limit) {
     ar.string("label", region.label, kMaxRegionLabelBytes);
     ar.list("keys", region.keys, kMaxRegionKeys, [&ar](auto& key) {
       ar.u8("transport index", key.transport);
-      ar.bytes("key", key.blob, kMaxKeyBlobBytes);
+      ar.string("key", key.blob, kMaxKeyBlobBytes);
     });
     // Later arithmetic on addr + length must not wrap, whatever a peer claims.
     if (!ar.failed() && region.length > UINT64_MAX - region.addr)
@@ -88,7 +88,7 @@ void fields(Archive& ar, M& m) {
     host_fields(ar, m.host);
     ar.list("transports", m.transports, kMaxTransports, [&ar](auto& offer) {
       ar.string("transport name", offer.name, kMaxTransportNameBytes);
-      ar.bytes("transport address", offer.address, kMaxAddressBlobBytes);
+      ar.string("transport address", offer.address, kMaxAddressBlobBytes);
     });
   } else if constexpr (std::is_same_v<T, Refused>) {
     enumeration(ar, "code", m.code, kLastCode);
@@ -115,7 +115,7 @@ void fields(Archive& ar, M& m) {
     ar.u64("sequence", m.sequence);
     ar.u64("transfer id", m.transfer_id);
     ar.string("mailbox", m.mailbox, kMaxMailboxBytes);
-    ar.bytes("payload", m.payload, kMaxNotifyBytes);
+    ar.string("payload", m.payload, kMaxNotifyBytes);
   } else if constexpr (std::is_same_v<T, NotifyAck>) {
     ar.u64("sequence", m.sequence);
     enumeration(ar, "code", m.code, kLastCode);

@@ -106,7 +106,7 @@ struct AuthProof {
 struct TransportOffer {
   static constexpr std::size_t kMinEncodedBytes = 8;
   std::string name = {};
-  std::vector<std::byte> address = {};  // meaning is the transport's own
+  std::string address = {};  // bytes; their meaning is the transport's own
   friend bool operator==(const TransportOffer&, const TransportOffer&) = default;
 };
 
@@ -131,7 +131,7 @@ struct Refused {
 struct RegionKey {
   static constexpr std::size_t kMinEncodedBytes = 5;
   std::uint8_t transport = 0;  // index into Welcome::transports
-  std::vector<std::byte> blob = {};
+  std::string blob = {};       // bytes of the transport's own
   friend bool operator==(const RegionKey&, const RegionKey&) = default;
 };
 
@@ -189,7 +189,7 @@ struct Notify {
   std::uint64_t sequence = 0;
   std::uint64_t transfer_id = 0;  // 0: not tied to a transfer
   std::string mailbox = {};
-  std::vector<std::byte> payload = {};
+  std::string payload = {};  // any bytes
   friend bool operator==(const Notify&, const Notify&) = default;
 };
 
