@@ -132,6 +132,9 @@ void sync_threads(Site site);
 // bar.sync / bar.arrive: `id` 0..15, `count` threads (a multiple of 32).
 void barrier_sync(std::uint32_t id, std::uint32_t count, Site site);
 void barrier_arrive(std::uint32_t id, std::uint32_t count, Site site);
+// bar.red.or.pred: a barrier_sync whose result, for all of them, is whether any thread came with
+// `predicate`.
+bool barrier_any(std::uint32_t id, std::uint32_t count, bool predicate, Site site);
 // setmaxnreg: checked (whole warpgroup, 24..256 in steps of 8, sum within the register file).
 void set_max_registers(bool increase, std::uint32_t count, Site site);
 
