@@ -38,7 +38,7 @@
 namespace crossdock::base {
 class Config;
 class Logger;
-class MetricsRegistry;
+class Registry;
 class Tracer;
 }  // namespace crossdock::base
 
@@ -118,6 +118,7 @@ struct Shard {
   void* owner = nullptr;
   std::uint32_t rail = 0;
   std::uint32_t attempts = 0;
+  std::uint64_t progress = 0;  // bytes reported so far
 };
 
 using HostIdentity = wire::HostIdentity;
@@ -167,7 +168,7 @@ struct TransportContext {
   std::size_t slot = 0;                  // index into RemoteRegion::attached
   const base::Config* config = nullptr;  // all of these outlive the transport
   base::Logger* log = nullptr;
-  base::MetricsRegistry* metrics = nullptr;
+  base::Registry* metrics = nullptr;
   base::Tracer* tracer = nullptr;
   mem::RegionTable* regions = nullptr;  // of this engine: inbound requests lease from it
   std::uint64_t instance = 0;
