@@ -119,6 +119,19 @@ void fields(Archive& ar, M& m) {
   } else if constexpr (std::is_same_v<T, NotifyAck>) {
     ar.u64("sequence", m.sequence);
     enumeration(ar, "code", m.code, kLastCode);
+  } else if constexpr (std::is_same_v<T, DigestRequest>) {
+    ar.u64("sequence", m.sequence);
+    ar.list("ranges", m.ranges, kMaxDigestRanges, [&ar](auto& range) {
+      ar.u64("address", range.addr);
+      ar.u64("length", range.length);
+      if (!ar.failed() && range.length > UINT64_MAX - range.addr)
+        ar.bad_value("length", range.length);
+    });
+  } else if constexpr (std::is_same_v<T, DigestReply>) {
+    ar.u64("sequence", m.sequence);
+    enumeration(ar, "code", m.code, kLastCode);
+    ar.u64("digest", m.digest);
+    ar.string("message", m.message, kMaxReasonBytes);
   } else if constexpr (std::is_same_v<T, Bye>) {
     ar.string("reason", m.reason, kMaxReasonBytes);
   } else {
@@ -161,6 +174,10 @@ std::string_view to_string(MessageType type) noexcept {
       return "Pong";
     case MessageType::kBye:
       return "Bye";
+    case MessageType::kDigestRequest:
+      return "DigestRequest";
+    case MessageType::kDigestReply:
+      return "DigestReply";
   }
   return "unknown message";
 }
@@ -198,6 +215,8 @@ CROSSDOCK_MESSAGE(Revoke);
 CROSSDOCK_MESSAGE(RevokeAck);
 CROSSDOCK_MESSAGE(Notify);
 CROSSDOCK_MESSAGE(NotifyAck);
+CROSSDOCK_MESSAGE(DigestRequest);
+CROSSDOCK_MESSAGE(DigestReply);
 CROSSDOCK_MESSAGE(Ping);
 CROSSDOCK_MESSAGE(Pong);
 CROSSDOCK_MESSAGE(Bye);

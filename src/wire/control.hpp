@@ -38,6 +38,7 @@ inline constexpr std::uint32_t kMaxKeyBlobBytes = 64;
 inline constexpr std::uint32_t kMaxMailboxBytes = 64;
 inline constexpr std::uint32_t kMaxNotifyBytes = 64 * 1024;
 inline constexpr std::uint32_t kMaxReasonBytes = 1024;     // Refused, Bye
+inline constexpr std::uint32_t kMaxDigestRanges = 8 * 1024;
 inline constexpr std::uint32_t kMaxRegionIds = 32 * 1024;  // in one RegionsRemoved or Revoke
 
 // Numbers are part of the protocol: append only.
@@ -57,6 +58,8 @@ enum class MessageType : std::uint16_t {
   kPing = 13,
   kPong = 14,
   kBye = 15,
+  kDigestRequest = 16,
+  kDigestReply = 17,
 };
 
 // "Hello"; "unknown message" for numbers that are not ours.
@@ -216,6 +219,30 @@ struct Bye {
   static constexpr MessageType kType = MessageType::kBye;
   std::string reason = {};
   friend bool operator==(const Bye&, const Bye&) = default;
+};
+
+struct DigestRange {
+  static constexpr std::size_t kMinEncodedBytes = 16;
+  std::uint64_t addr = 0;
+  std::uint64_t length = 0;
+  friend bool operator==(const DigestRange&, const DigestRange&) = default;
+};
+
+// "The XXH3-64 of these ranges of yours, one after the other": the end-to-end checksum of a transfer.
+struct DigestRequest {
+  static constexpr MessageType kType = MessageType::kDigestRequest;
+  std::uint64_t sequence = 0;
+  std::vector<DigestRange> ranges = {};
+  friend bool operator==(const DigestRequest&, const DigestRequest&) = default;
+};
+
+struct DigestReply {
+  static constexpr MessageType kType = MessageType::kDigestReply;
+  std::uint64_t sequence = 0;
+  Code code = Code::kOk;
+  std::uint64_t digest = 0;
+  std::string message = {};
+  friend bool operator==(const DigestReply&, const DigestReply&) = default;
 };
 
 // The payload of one message. Defined for the message structs above. A field over its limit is the
