@@ -28,6 +28,8 @@ target_include_directories(crossdock_options INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/device>)
 target_link_libraries(crossdock_options INTERFACE Threads::Threads)
+# fmt and xxHash are compiled into our objects, so that whoever links the library needs neither.
+target_compile_definitions(crossdock_options INTERFACE FMT_HEADER_ONLY=1 XXH_INLINE_ALL=1)
 target_compile_options(crossdock_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
   -Woverloaded-virtual -Wimplicit-fallthrough -fno-omit-frame-pointer

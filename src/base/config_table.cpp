@@ -1,0 +1,66 @@
+// The one table of settings. Add a row, in alphabetical order, and it can be set by file,
+// environment and code, and `crossdock info --config` shows it. Help is one sentence.
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+
+#include "base/config.hpp"
+
+namespace crossdock::base {
+namespace {
+
+using enum SettingType;
+
+// clang-format off
+constexpr std::array kSettings = {
+    Setting{"control.connect_timeout", kDuration, "5s", "1ms..10min",
+            "How long opening a connection to a peer or store may take."},
+    Setting{"control.handshake_timeout", kDuration, "3s", "1ms..10min",
+            "How long a connected peer may take to finish the handshake before it is dropped."},
+    Setting{"control.listen", kString, "127.0.0.1:0", "",
+            "Address that an engine listens on for peers; port 0 picks a free one."},
+    Setting{"control.max_message_bytes", kSize, "16MiB", "64KiB..1GiB",
+            "Largest control message that is sent or accepted."},
+    Setting{"control.secret", kString, "", "",
+            "Key shared by all peers of a cluster; when set, peers without it are refused.", "", true},
+    Setting{"kv.page_tokens", kInt, "16", "1..65536",
+            "Tokens in one page of the paged KV pool."},
+    Setting{"log.level", kString, "info", "",
+            "Level, or levels by component: `warn,transport.tcp=debug`.", "CROSSDOCK_LOG"},
+    Setting{"trace.events_per_thread", kInt, "65536", "64..16777216",
+            "Newest trace events kept for each thread; older ones are dropped."},
+    Setting{"trace.file", kString, "", "",
+            "File for a Chrome/Perfetto trace, `%p` is replaced by the process id; empty is off.", "CROSSDOCK_TRACE"},
+    Setting{"transfer.checksum", kBool, "false", "",
+            "Check each transfer end to end with XXH3."},
+    Setting{"transfer.fallback", kBool, "false", "",
+            "Let a transfer use a slower transport when the best one fails."},
+    Setting{"transfer.max_retries", kInt, "2", "0..100",
+            "How often a failed slice is tried again, on another rail where there is one."},
+    Setting{"transfer.merge", kBool, "true", "",
+            "Merge adjacent requests of a batch into larger slices."},
+    Setting{"transfer.slice_bytes", kSize, "64KiB", "4KiB..1GiB",
+            "Largest piece of a request that one rail moves at a time."},
+    Setting{"transfer.timeout", kDuration, "30s", "1ms..24h",
+            "Deadline of a transfer that was submitted without one."},
+    Setting{"transport.enabled", kString, "auto", "",
+            "Transports an engine may use, as in `shm,tcp`; `auto` is all that work here."},
+    Setting{"transport.shm.copy", kEnum, "auto", "auto|map|vm",
+            "How shm moves bytes: copies into a shared mapping, process_vm calls, or the faster that is possible."},
+    Setting{"transport.shm.threads", kInt, "1", "1..64",
+            "Threads that copy for the shm transport."},
+    Setting{"transport.tcp.lanes", kInt, "4", "1..64",
+            "Connections that the tcp transport opens to each peer."},
+    Setting{"transport.tcp.spin", kDuration, "20us", "0..10ms",
+            "How long a tcp thread polls for more work before it sleeps."},
+    Setting{"transport.tcp.threads", kInt, "2", "1..64",
+            "Threads that run the connections of the tcp transport."},
+};
+// clang-format on
+
+}  // namespace
+
+std::span<const Setting> settings() noexcept {
+  return kSettings;
+}
+
+}  // namespace crossdock::base

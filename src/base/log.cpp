@@ -1,0 +1,168 @@
+// Level specs, the default sink, and first-time keys of Logger. Runs on the thread that logs; the
+// lock is held only around the key table, never while a sink runs.
+// SPDX-License-Identifier: Apache-2.0
+#include "base/log.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <fmt/format.h>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <time.h>
+#include <unistd.h>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/strings.hpp"
+
+namespace crossdock::base {
+namespace {
+
+constexpr std::array<std::string_view, 6> kLevelNames = {"trace", "debug", "info",
+                                                         "warn",  "error", "off"};
+// Beyond this the key table starts afresh: repeats may then show again, but memory stays bounded.
+constexpr std::size_t kMaxKeys = 4096;
+
+Result<LogLevel> parse_level(std::string_view text) {
+  const auto it = std::find(kLevelNames.begin(), kLevelNames.end(), text);
+  if (it != kLevelNames.end()) return static_cast<LogLevel>(it - kLevelNames.begin());
+  return invalid_argument(fmt::format("'{}' is no log level; use {}{}", text,
+                                      fmt::join(kLevelNames, ", "),
+                                      did_you_mean(text, kLevelNames)));
+}
+
+struct Rule {
+  std::string prefix;  // component, or "" for the default
+  LogLevel level = LogLevel::kInfo;
+};
+
+Result<std::vector<Rule>> parse_spec(std::string_view spec) {
+  std::vector<Rule> rules = {{"", LogLevel::kInfo}};
+  for (const auto part : split(spec, ',')) {
+    if (part.empty()) continue;
+    const auto equals = part.find('=');
+    if (equals == std::string_view::npos) {
+      CROSSDOCK_TRY(level, parse_level(part));
+      rules.front().level = level;
+      continue;
+    }
+    CROSSDOCK_TRY(level, parse_level(trim(part.substr(equals + 1))));
+    const auto name = trim(part.substr(0, equals));
+    if (name.empty())
+      return invalid_argument(fmt::format(
+          "'{}' names no component; write component=level, as in transport.tcp=debug", part));
+    rules.push_back({std::string(name), level});
+  }
+  return rules;
+}
+
+// "transport" governs "transport" and "transport.tcp", not "transporter".
+bool governs(const Rule& rule, std::string_view component) {
+  if (rule.prefix.empty()) return true;
+  if (!component.starts_with(rule.prefix)) return false;
+  return component.size() == rule.prefix.size() || component[rule.prefix.size()] == '.';
+}
+
+LogLevel level_for(const std::vector<Rule>& rules, std::string_view component) {
+  const Rule* best = &rules.front();
+  for (const Rule& rule : rules)
+    if (governs(rule, component) && rule.prefix.size() >= best->prefix.size()) best = &rule;
+  return best->level;
+}
+
+void write_to_stderr(const LogRecord& record) {
+  const std::string line = format_log_line(record) + "\n";
+  std::size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t n = ::write(STDERR_FILENO, line.data() + done, line.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;  // there is nowhere left to report it
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void append_escaped(std::string& out, std::string_view text) {
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f)
+      out += c;
+    else
+      fmt::format_to(std::back_inserter(out), "\\x{:02x}", byte);
+  }
+}
+
+}  // namespace
+
+struct Logger::Core {
+  std::vector<Rule> rules;
+  LogSink sink;
+  std::mutex mutex;
+  std::unordered_map<std::string, std::uint64_t> last_shown_ns;
+};
+
+std::string_view to_string(LogLevel level) noexcept {
+  return kLevelNames[static_cast<std::size_t>(level)];
+}
+
+std::string format_log_line(const LogRecord& record) {
+  const auto seconds = static_cast<time_t>(record.wall_ns / 1'000'000'000u);
+  tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  std::string line =
+      fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z {} ", utc.tm_year + 1900,
+                  utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+                  record.wall_ns / 1000 % 1'000'000, to_string(record.level));
+  append_escaped(line, record.component);
+  fmt::format_to(std::back_inserter(line), " [{}] ", record.thread_id);
+  append_escaped(line, record.message);
+  return line;
+}
+
+Result<Logger> Logger::create(std::string_view spec, LogSink sink) {
+  CROSSDOCK_TRY(rules, parse_spec(spec));
+  Logger logger;
+  logger.core_ = std::make_shared<Core>();
+  logger.core_->rules = std::move(rules);
+  logger.core_->sink = sink ? std::move(sink) : LogSink(&write_to_stderr);
+  return logger.component("crossdock");
+}
+
+Logger Logger::component(std::string_view name) const {
+  Logger other = *this;
+  if (core_ == nullptr) return other;
+  other.component_ = std::make_shared<const std::string>(name);
+  other.level_ = level_for(core_->rules, name);
+  return other;
+}
+
+void Logger::write(LogLevel level, std::string_view message) const noexcept {
+  if (core_ == nullptr || level == LogLevel::kOff || !enabled(level)) return;
+  const LogRecord record{.level = level,
+                         .component = *component_,
+                         .message = message,
+                         .wall_ns = wall_ns(),
+                         .thread_id = ::gettid()};
+  try {
+    core_->sink(record);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a broken sink must not end the data plane
+  }
+}
+
+bool Logger::first(std::string_view key, std::chrono::nanoseconds interval) const {
+  if (core_ == nullptr) return false;
+  const std::uint64_t now = now_ns();
+  const std::lock_guard lock(core_->mutex);
+  auto& shown = core_->last_shown_ns;
+  if (shown.size() >= kMaxKeys) shown.clear();
+  const auto [it, is_new] = shown.try_emplace(std::string(key), now);
+  if (is_new) return true;
+  if (now - it->second < static_cast<std::uint64_t>(interval.count())) return false;
+  it->second = now;
+  return true;
+}
+
+}  // namespace crossdock::base
