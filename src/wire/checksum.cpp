@@ -5,7 +5,6 @@
 
 #include <new>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace crossdock::wire {
