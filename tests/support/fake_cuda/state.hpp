@@ -1,0 +1,97 @@
+// The fake driver's state, shared by its files. Every entry point holds state().mutex.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "support/fake_cuda/fake_cuda.hpp"
+
+namespace crossdock::testing::fake {
+
+using namespace crossdock::cuda;  // NOLINT: the driver's types by their own names
+
+struct DeviceState {
+  std::size_t total_bytes = std::size_t{1} << 30;
+  std::size_t used_bytes = 0;
+  int retained = 0;  // of the primary context
+};
+struct StreamState {
+  int device = 0;
+  bool capturing = false;
+  std::vector<std::function<void()>> recorded;
+};
+struct EventState {
+  bool recorded = false;
+  bool timing = false;
+};
+struct AllocationState {
+  int fd = -1;
+  std::size_t bytes = 0;
+  int device = 0;
+  HandleType sharing = HandleType::kNone;
+  int references = 1;  // the handle's and one per mapping
+  bool handle_alive = true;
+  bool imported = false;
+};
+struct Mapping {
+  std::size_t bytes;
+  AllocationHandle allocation;
+};
+struct GraphState {
+  std::vector<std::function<void()>> work;
+};
+
+struct State {
+  mutable std::recursive_mutex mutex;
+  // configuration
+  int version = 13000;
+  int device_count = 4;
+  std::map<int, int> attributes;
+  std::set<std::pair<int, int>> no_peer;
+  std::set<std::string> hidden;
+  std::vector<FakeFailure> failures;
+  std::map<std::string, FakeKernel> kernels;
+  bool held = false;
+  // what happened
+  std::map<std::string, int> calls;
+  FakeLaunch last_launch;
+  // objects
+  DeviceState devices[16];
+  std::map<StreamHandle, StreamState> streams;
+  std::map<EventHandle, EventState> events;
+  std::map<DevicePtr, std::pair<std::size_t, int>> blocks;
+  std::map<void*, std::size_t> pinned;
+  std::set<void*> registered;
+  std::map<AllocationHandle, AllocationState> allocations;
+  std::map<DevicePtr, std::size_t> ranges;
+  std::map<DevicePtr, Mapping> mappings;
+  std::set<ModuleHandle> modules;
+  std::map<FunctionHandle, std::string> functions;
+  std::map<GraphHandle, GraphState> graphs;
+  std::map<GraphExecHandle, GraphState> execs;
+  std::set<std::pair<int, int>> peers_enabled;
+  std::uintptr_t next_id = 0x1000;
+};
+
+State& state();
+// The device of the calling thread's current context; -1 without one.
+int current_device();
+ContextHandle context_of(int device);
+int device_of(ContextHandle context);
+// A fresh handle value that no object has.
+template <class Handle>
+Handle new_handle() {
+  return reinterpret_cast<Handle>(state().next_id += 16);
+}
+// Runs the work now, or records it when the stream is being captured.
+Status submit(StreamHandle stream, std::function<void()> work);
+
+#define CROSSDOCK_CUDA_FUNCTION(name, version, need, parameters) Status name parameters;
+#include "cuda/driver_table.def"
+#undef CROSSDOCK_CUDA_FUNCTION
+
+}  // namespace crossdock::testing::fake
