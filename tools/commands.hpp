@@ -1,0 +1,14 @@
+// The subcommands of `crossdock`. Each lives in the file of its name and adds itself, with options
+// and callback, to the command line; main.cpp calls these in the order of the help text.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace crossdock::tools {
+
+void add_info(CLI::App& app);  // version, build, settings
+
+}  // namespace crossdock::tools
