@@ -1,0 +1,64 @@
+// Epochs: the number of a launch, kept by the device so that a captured graph can be replayed, and
+// words that carry the epoch in which they were written.
+//
+//   epoch word:  | epoch (high 32) | value (low 32) |   one 8-byte store, valid by itself
+//
+//   rank a, epoch e                             rank b, epoch e
+//     word[e & 1][a] of b = {e, value}  ---->     polls word[e & 1][a] until its epoch is e
+//     ... the same from everyone to everyone
+//
+// Words are never zeroed. Two slots by parity suffice where every rank gets a word from every other
+// rank in every epoch: a rank reaches e + 2 only after all others have sent e + 1, that is after
+// they have read everything of epoch e. A value needs no release: it arrives with its epoch. Data
+// elsewhere that the word announces does need one.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/comm/wait.cuh>
+#include <crossdock/layout/sync.cuh>
+
+namespace crossdock::device {
+
+// The epoch of this launch, from 1 on (mod 2^32). By one thread of every block, once, before
+// anything that can fail. The last block to read it advances the state for the next launch.
+CROSSDOCK_DEVICE u32 enter_epoch(EpochState* state CROSSDOCK_SITE) {
+  const u32 epoch = ptx::ld_relaxed_gpu(&state->finished CROSSDOCK_PASS_SITE) + 1;
+  const u32 before = ptx::atom_add_acq_rel_gpu(&state->readers, 1u CROSSDOCK_PASS_SITE);
+  if (before == grid_size() - 1) {
+    ptx::st_relaxed_gpu(&state->readers, 0u CROSSDOCK_PASS_SITE);
+    ptx::st_relaxed_gpu(&state->finished, epoch CROSSDOCK_PASS_SITE);
+  }
+  return epoch;
+}
+
+CROSSDOCK_HOST_DEVICE constexpr u64 epoch_word(u32 epoch, u32 value) {
+  return u64{epoch} << 32 | value;
+}
+CROSSDOCK_HOST_DEVICE constexpr u32 word_epoch(u64 word) {
+  return static_cast<u32>(word >> 32);
+}
+CROSSDOCK_HOST_DEVICE constexpr u32 word_value(u64 word) {
+  return static_cast<u32>(word);
+}
+
+CROSSDOCK_DEVICE void put_epoch_word(u64* word, u32 epoch, u32 value CROSSDOCK_SITE) {
+  ptx::st_relaxed_sys(word, epoch_word(epoch, value) CROSSDOCK_PASS_SITE);
+}
+
+// Waits for `peer`'s word of this epoch. A later epoch in its place means that the ranks have run
+// apart, which the protocol excludes: it ends the wait as a fault that shows both epochs.
+CROSSDOCK_DEVICE bool wait_epoch_word(const LaunchCommon& c, const u64* word, u32 epoch, u32 peer,
+                                      u32& value CROSSDOCK_SITE) {
+  const Expected expected{Phase::kEpochWord, peer, epoch};
+  u64 seen = 0;
+  const WaitOutcome outcome = poll_until(
+      c, seen, [&] { return ptx::ld_relaxed_sys(word CROSSDOCK_PASS_SITE); },
+      [&](u64 w) { return static_cast<i32>(word_epoch(w) - epoch) >= 0; } CROSSDOCK_PASS_SITE);
+  value = word_value(seen);
+  if (outcome == WaitOutcome::kDone && word_epoch(seen) == epoch) return true;
+  if (outcome != WaitOutcome::kAborted)
+    raise_fault(c, expected, word_epoch(seen), c.deadline_ns CROSSDOCK_PASS_SITE);
+  return false;
+}
+
+}  // namespace crossdock::device

@@ -1,0 +1,133 @@
+// Waits. Every wait of a kernel goes through `wait_until`: it polls, it has a deadline, it looks at
+// the abort flag of its rank, and it returns false instead of trapping.
+//
+//   waiting thread                     control block (device)          host (pinned memory)
+//     poll ... deadline passes
+//     cas abort 0 -> 1  ------------->  abort = 1     first writer wins
+//     write FaultRecord, release sys  ------------------------------->  state = written
+//     return false
+//   all other waits of this rank
+//     poll, see abort = 1, return false
+//
+// The outcome of a wait belongs to the thread that waited. Threads that go on together first agree
+// on it (`ThreadGroup::any`, `ptx::any`), so that all of them leave or none: nobody is left at a
+// barrier. A failed kernel leaves counters as they are; the host resets the group.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/layout/fault.cuh>
+#include <crossdock/ptx/atomic.cuh>
+#include <crossdock/ptx/control.cuh>
+#include <crossdock/ptx/fence.cuh>
+#include <crossdock/ptx/mbarrier.cuh>
+#include <crossdock/ptx/warp.cuh>
+
+namespace crossdock::device {
+
+// What is waited for, for the fault record.
+struct Expected {
+  Phase phase;
+  u32 peer;
+  u64 value;
+};
+
+CROSSDOCK_DEVICE bool aborted(const LaunchCommon& c CROSSDOCK_SITE) {
+  return ptx::ld_relaxed_gpu(&c.control->abort.value CROSSDOCK_PASS_SITE) != 0;
+}
+
+// Raises the abort flag; the thread that raises it first writes the record. `peer` of `expected`
+// may have been found out only now.
+CROSSDOCK_DEVICE void raise_fault(const LaunchCommon& c, const Expected& expected, u64 seen,
+                                  u64 waited_ns CROSSDOCK_SITE) {
+  if (ptx::cas_relaxed_gpu(&c.control->abort.value, 0u, 1u CROSSDOCK_PASS_SITE) != 0) return;
+  if (c.fault == nullptr) return;
+  FaultRecord* f = c.fault;
+  ptx::st_relaxed_sys(reinterpret_cast<u32*>(&f->kernel), static_cast<u32>(c.kernel));
+  ptx::st_relaxed_sys(reinterpret_cast<u32*>(&f->phase), static_cast<u32>(expected.phase));
+  ptx::st_relaxed_sys(&f->rank, c.rank);
+  ptx::st_relaxed_sys(&f->peer, expected.peer);
+  ptx::st_relaxed_sys(&f->block, block_index());
+  ptx::st_relaxed_sys(&f->expected, expected.value);
+  ptx::st_relaxed_sys(&f->seen, seen);
+  ptx::st_relaxed_sys(&f->waited_ns, waited_ns);
+  ptx::st_release_sys(&f->state, FaultRecord::kWritten);
+}
+
+enum class WaitOutcome : u32 { kDone, kAborted, kExpired };
+
+// The abort flag and the clock are looked at once in this many turns: they cost more than the poll
+// on the GPU. The twin's threads sleep between turns, so there every turn counts.
+inline constexpr u32 kTurnsPerCheck = CROSSDOCK_ON_GPU ? 32 : 1;
+
+// Polls `load()` until `done(value)`; `seen` is the last value. One thread. Does not raise a fault.
+template <class Load, class Done>
+CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, u64& seen, const Load& load,
+                                        const Done& done CROSSDOCK_SITE) {
+  seen = load();
+  if (done(seen)) return WaitOutcome::kDone;
+  const u64 start = ptx::global_timer();
+  for (u32 turn = 1;; ++turn) {
+    ptx::spin("wait_until" CROSSDOCK_PASS_SITE);
+    seen = load();
+    if (done(seen)) return WaitOutcome::kDone;
+    if (turn % kTurnsPerCheck != 0) continue;
+    if (aborted(c CROSSDOCK_PASS_SITE)) return WaitOutcome::kAborted;
+    if (ptx::global_timer() - start <= c.deadline_ns) continue;
+    // The value may have come while this thread was kept from running: look once more, then judge.
+    seen = load();
+    return done(seen) ? WaitOutcome::kDone : WaitOutcome::kExpired;
+  }
+}
+
+// The usual wait: true when done; false when the rank aborts, after a fault has been raised by
+// somebody.
+template <class Load, class Done>
+CROSSDOCK_DEVICE bool wait_until(const LaunchCommon& c, const Expected& expected, const Load& load,
+                                 const Done& done CROSSDOCK_SITE) {
+  u64 seen = 0;
+  const WaitOutcome outcome = poll_until(c, seen, load, done CROSSDOCK_PASS_SITE);
+  if (outcome == WaitOutcome::kExpired)
+    raise_fault(c, expected, seen, c.deadline_ns CROSSDOCK_PASS_SITE);
+  return outcome == WaitOutcome::kDone;
+}
+
+// Waits for the phase of an mbarrier with this parity. One thread, or all lanes of a warp: each
+// returns its own outcome.
+CROSSDOCK_DEVICE bool wait_stage(const LaunchCommon& c, ptx::MBarrier* barrier,
+                                 u32 parity CROSSDOCK_SITE) {
+  if (ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)) return true;
+  return wait_until(
+      c, Expected{Phase::kStage, kNoPeer, parity},
+      [&] { return u64{ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)}; },
+      [](u64 passed) { return passed != 0; } CROSSDOCK_PASS_SITE);
+}
+
+// Threads of a block that act together: whole warps, contiguous, with a named barrier of their own.
+struct ThreadGroup {
+  u32 barrier_id;
+  u32 first_thread;
+  u32 threads;
+
+  CROSSDOCK_DEVICE static ThreadGroup block() { return {0, 0, block_size()}; }
+  CROSSDOCK_DEVICE u32 index() const { return thread_index() - first_thread; }
+  CROSSDOCK_DEVICE bool leader() const { return index() == 0; }
+  CROSSDOCK_DEVICE void sync(CROSSDOCK_SITE_ONLY) const {
+    ptx::sync_warp(kFullMask CROSSDOCK_PASS_SITE);  // the aligned barrier wants converged warps
+    ptx::barrier_sync(barrier_id, threads CROSSDOCK_PASS_SITE);
+  }
+  // A sync that tells all of them whether any came with `predicate`.
+  CROSSDOCK_DEVICE bool any(bool predicate CROSSDOCK_SITE) const {
+    ptx::sync_warp(kFullMask CROSSDOCK_PASS_SITE);
+    return ptx::barrier_any(barrier_id, threads, predicate CROSSDOCK_PASS_SITE);
+  }
+};
+
+// At the start of a kernel, by all threads of the block: false if an earlier launch has failed and
+// the group was not reset since. All threads get the same answer.
+CROSSDOCK_DEVICE bool may_start(const LaunchCommon& c CROSSDOCK_SITE) {
+  const ThreadGroup group = ThreadGroup::block();
+  const bool stop = group.leader() && aborted(c CROSSDOCK_PASS_SITE);
+  return !group.any(stop CROSSDOCK_PASS_SITE);
+}
+
+}  // namespace crossdock::device

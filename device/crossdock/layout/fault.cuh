@@ -1,0 +1,121 @@
+// What every launch carries and what a failed wait leaves behind. A wait in a kernel never traps:
+// at its deadline one thread writes a `FaultRecord` to pinned host memory, the abort flag goes up,
+// every role leaves, the kernel ends, and the host turns the record into an error. The flag stays
+// up, so later launches on the same control block leave at once, until the host resets the group.
+// Plain data, shared by host, kernels and twin.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/core.cuh>
+
+namespace crossdock::device {
+
+// Which kernel. Append only: the numbers appear in logs.
+enum class KernelId : u32 {
+  kNone = 0,
+  kGridSyncBench = 1,
+  kBarrier = 2,
+  kAllGatherCounts = 3,
+  kRingAllToAll = 4,
+  kFlagPingPong = 5,
+  kPushRows = 6,
+  kPullRows = 7,
+  kFirstFree = 8,
+};
+constexpr const char* kernel_name(KernelId id) {
+  switch (id) {
+    case KernelId::kGridSyncBench:
+      return "grid_sync_bench";
+    case KernelId::kBarrier:
+      return "barrier";
+    case KernelId::kAllGatherCounts:
+      return "all_gather_counts";
+    case KernelId::kRingAllToAll:
+      return "ring_all_to_all";
+    case KernelId::kFlagPingPong:
+      return "flag_ping_pong";
+    case KernelId::kPushRows:
+      return "push_rows";
+    case KernelId::kPullRows:
+      return "pull_rows";
+    default:
+      return "unknown kernel";
+  }
+}
+
+// What was waited for. Append only.
+enum class Phase : u32 {
+  kNone = 0,
+  kGridSync = 1,     // blocks of this rank; peer is kNoPeer
+  kPeerBarrier = 2,  // expected and seen are the barrier's number
+  kEpochWord = 3,    // expected and seen are epochs
+  kArrival = 4,      // expected and seen are totals of rows
+  kCredit = 5,       // as kArrival, of freed slots
+  kFlag = 6,
+  kStage = 7,  // an mbarrier: a copy or another role of this block
+};
+constexpr const char* phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::kGridSync:
+      return "grid sync";
+    case Phase::kPeerBarrier:
+      return "peer barrier";
+    case Phase::kEpochWord:
+      return "epoch word";
+    case Phase::kArrival:
+      return "arrival";
+    case Phase::kCredit:
+      return "credit";
+    case Phase::kFlag:
+      return "flag";
+    case Phase::kStage:
+      return "stage";
+    default:
+      return "unknown phase";
+  }
+}
+
+inline constexpr u32 kNoPeer = 0xffffffffu;
+
+// In pinned host memory, written once. `state` is stored last, with release at system scope; the
+// host reads it with acquire and then the rest.
+struct alignas(64) FaultRecord {
+  static constexpr u32 kEmpty = 0;
+  static constexpr u32 kWritten = 1;
+
+  u32 state;
+  KernelId kernel;
+  Phase phase;
+  u32 rank;
+  u32 peer;
+  u32 block;
+  u64 expected;
+  u64 seen;
+  u64 waited_ns;
+};
+
+// One word to a 128-byte line: hot words of different waits must not slow each other down.
+struct alignas(128) PaddedWord {
+  u32 value;
+};
+
+inline constexpr u32 kGridSyncCounters = 4;
+
+// This rank's own control block, in its device memory (not symmetric), zero before the first launch
+// and after a reset; kernels that share it run one after the other.
+struct ControlBlock {
+  PaddedWord abort;                         // 1: a wait has failed, leave
+  PaddedWord grid_sync[kGridSyncCounters];  // comm/grid_sync.cuh
+  PaddedWord barrier_turn;                  // peer barriers passed; comm/peer_barrier.cuh
+};
+
+// The part of the parameters that all kernels have.
+struct LaunchCommon {
+  u64 deadline_ns;        // the longest any single wait may take
+  FaultRecord* fault;     // pinned host memory, visible to the device
+  ControlBlock* control;  // device memory of this rank
+  KernelId kernel;
+  u32 rank;
+};
+
+}  // namespace crossdock::device
