@@ -16,7 +16,9 @@ HEADER = """\
 //   SS: R descriptor A, R+1 descriptor B, R+2 scale-d, R+3 and R+4 transpose A and B
 //   RS: R to R+3 registers of A, R+4 descriptor B, R+5 scale-d, R+6 transpose B
 // `SCALE` is the operand that says whether to accumulate, `SS8` the form for 8-bit elements, which
-// cannot be transposed. SPDX-License-Identifier: Apache-2.0
+// cannot be transposed.
+// SPDX-License-Identifier: Apache-2.0
+// clang-format off
 #pragma once
 """
 

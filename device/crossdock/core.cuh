@@ -101,11 +101,9 @@ CROSSDOCK_HOST_DEVICE constexpr T max_of(T a, T b) {
 
 // The value of `from` seen as a `To` of the same size.
 template <class To, class From>
-CROSSDOCK_DEVICE To bit_cast(const From& from) {
+CROSSDOCK_HOST_DEVICE constexpr To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof(To));
-  return to;
+  return __builtin_bit_cast(To, from);
 }
 
 #if CROSSDOCK_ON_GPU

@@ -22,7 +22,7 @@ enum class KernelId : u32 {
   kPullRows = 7,
   kFirstFree = 8,
 };
-constexpr const char* kernel_name(KernelId id) {
+CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
     case KernelId::kGridSyncBench:
       return "grid_sync_bench";
@@ -54,7 +54,7 @@ enum class Phase : u32 {
   kFlag = 6,
   kStage = 7,  // an mbarrier: a copy or another role of this block
 };
-constexpr const char* phase_name(Phase phase) {
+CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
   switch (phase) {
     case Phase::kGridSync:
       return "grid sync";
