@@ -41,6 +41,8 @@ class EventLoop {
   // when the loop has stopped. The task must be short: the wait has no other bound.
   bool run(const Task& task);
   void stop();
+  // Not from the loop itself.
+  void stop_and_join();
   [[nodiscard]] bool on_loop_thread() const noexcept;
 
   // Loop thread only. `events` as for epoll (level triggered).

@@ -116,7 +116,7 @@ struct Shard {
 
   // The engine's own.
   void* owner = nullptr;
-  std::uint32_t rail = 0;
+  std::uint32_t in_flight = 0;  // through std::atomic_ref
   std::uint32_t attempts = 0;
   std::uint64_t progress = 0;  // bytes reported so far
 };
@@ -190,6 +190,8 @@ class Transport {
   [[nodiscard]] virtual std::uint32_t num_rails() const noexcept = 0;
   virtual Result<std::unique_ptr<Endpoint>> connect(const PeerInfo& peer, std::uint32_t rail,
                                                     Deadline deadline) = 0;
+  // Whether peers dial data lanes to this transport.
+  [[nodiscard]] virtual bool takes_lanes() const noexcept { return false; }
   // A lane that a peer dialled. The default refuses it.
   virtual Result<> accept(InboundLane lane);
   // Ends every inbound lane of that instance and returns when none of them can touch this engine's
