@@ -1,0 +1,164 @@
+// Tickets, aborts and the death of receivers, as the sender sees them. A ticket is answered with
+// Stopped when it cannot be served, so that its receiver fails at once instead of waiting.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "kv/sender_core.hpp"
+
+namespace crossdock::kv {
+inline namespace v1 {
+namespace detail {
+
+// On the engine's control thread.
+void SenderCore::on_message(const transfer::Message& message) {
+  if (message.kind == transfer::Message::Kind::kPeerLost) {
+    on_peer_lost(message);
+    return;
+  }
+  auto decoded = message::decode(message.payload);
+  if (!decoded.ok()) return;  // not a KV message, or of another version: nobody we could answer
+  if (auto* ticket = std::get_if<message::Ticket>(&*decoded))
+    on_ticket(message, std::move(*ticket));
+  else if (const auto* abort = std::get_if<message::Abort>(&*decoded))
+    on_abort(message, *abort);
+}
+
+// Opening the receiver may wait on it, so the rest happens on the thread of its link.
+void SenderCore::on_ticket(const transfer::Message& from, message::Ticket ticket) {
+  links_.post(from.peer, [this, instance = from.peer_instance, ticket = std::move(ticket)](
+                             Link& link) { accept_ticket(link, instance, ticket); });
+}
+
+void SenderCore::accept_ticket(Link& link, std::uint64_t instance, const message::Ticket& ticket) {
+  const auto peer = link.peer();
+  // Unreachable or another life of the receiver: who sent this ticket is gone.
+  if (!peer.ok() || peer->instance() != instance) return;
+  Effects effects;
+  {
+    const Lock lock(mutex_);
+    if (stopped_) return;
+    const auto added = add_chunk(*peer, ticket, effects);
+    if (!added.ok()) post_stopped(link.peer_name(), ticket.request, ticket.ticket, added.error());
+  }
+  run(std::move(effects));
+  pump();
+}
+
+// With the mutex held.
+Result<> SenderCore::add_chunk(const transfer::Peer& peer, const message::Ticket& ticket,
+                               Effects& effects) {
+  const OutgoingPtr out = find_or_make(ticket.request);
+  if (out->error) return *out->error;
+  CROSSDOCK_TRY(to, destination_for(*out, ticket));
+  if (ticket.chunk_first != to->pages.size())
+    return invalid_argument(fmt::format("ticket of request {}: pages [{}, ..) after {} pages",
+                                        ticket.request, ticket.chunk_first, to->pages.size()));
+  to->pages.insert(to->pages.end(), ticket.pages.begin(), ticket.pages.end());
+  to->peer = peer;
+  to->peer_name = peer.name();
+  to->instance = peer.instance();
+  to->complete = to->pages.size() == to->total_pages;
+  clock_wake_.notify_one();
+  settle(out, effects);
+  return {};
+}
+
+// The destination that the ticket continues, or a new one.
+Result<SenderCore::DestinationPtr> SenderCore::destination_for(Outgoing& out,
+                                                               const message::Ticket& ticket) {
+  const auto found = out.destinations.find(ticket.layout.tp_rank);
+  if (found == out.destinations.end()) return new_destination(out, ticket);
+  if (found->second->ticket == ticket.ticket && !found->second->complete) return found->second;
+  return make_error(Code::kBusy,
+                    fmt::format("receiver rank {} of request {} is served already, "
+                                "for {}",
+                                ticket.layout.tp_rank, ticket.request, found->second->peer_name));
+}
+
+Result<SenderCore::DestinationPtr> SenderCore::new_destination(Outgoing& out,
+                                                               const message::Ticket& ticket) {
+  const PageLayout& own = pool_.layout();
+  const LayoutOptions& mine = own.options();
+  CROSSDOCK_TRY(layout, PageLayout::create(ticket.shape, ticket.layout));
+  CROSSDOCK_CHECK_OK(check_compatible(own, layout));
+  if (ticket.sender_tp != mine.tp_size || ticket.sender_rank != mine.tp_rank)
+    return make_error(Code::kIncompatible,
+                      fmt::format("request {} was asked of sender rank {} of {}; this is rank {} "
+                                  "of {}",
+                                  ticket.request, ticket.sender_rank, ticket.sender_tp,
+                                  mine.tp_rank, mine.tp_size));
+  CROSSDOCK_TRY(
+      plan, plan_shards(ticket.shape, mine.tp_size, ticket.layout.tp_size, ticket.layout.tp_rank));
+  const auto part = std::find_if(plan.begin(), plan.end(),
+                                 [&](const ShardPart& p) { return p.source_rank == mine.tp_rank; });
+  if (part == plan.end())
+    return invalid_argument(fmt::format(
+        "request {}: receiver rank {} of {} needs nothing of "
+        "sender rank {} of {}",
+        ticket.request, ticket.layout.tp_rank, ticket.layout.tp_size, mine.tp_rank, mine.tp_size));
+  CROSSDOCK_TRY(ranks,
+                destinations_of(ticket.shape, mine.tp_size, mine.tp_rank, ticket.layout.tp_size));
+  if (out.num_destinations && *out.num_destinations != ranks.size())
+    return invalid_argument(
+        fmt::format("request {}: its receivers disagree on their tensor "
+                    "parallel size",
+                    ticket.request));
+  out.num_destinations = ranks.size();
+  auto to = std::make_shared<Destination>(layout);
+  to->ticket = ticket.ticket;
+  to->heads = part->heads;
+  to->base = ticket.base;
+  to->first_page = ticket.first_page;
+  to->total_pages = ticket.total_pages;
+  to->expires = Deadline::in(std::chrono::milliseconds(ticket.expires_ms));
+  out.destinations.emplace(ticket.layout.tp_rank, to);
+  return to;
+}
+
+// On the engine's control thread: stops the whole request, since a receiver without its shard makes
+// the others useless. The answer follows when nothing is in flight.
+void SenderCore::on_abort(const transfer::Message& from, const message::Abort& abort) {
+  Effects effects;
+  {
+    const Lock lock(mutex_);
+    if (stopped_) return;
+    const auto found = requests_.find(abort.request);
+    const bool delivered = found != requests_.end() && found->second->phase == SendPhase::kDone &&
+                           !found->second->error;
+    const OutgoingPtr out = delivered ? found->second : find_or_make(abort.request);
+    const Error why = make_error(
+        Code::kCancelled, fmt::format("receiver {} gave it up: {}", from.peer, abort.reason));
+    fail(out, why, effects);
+    const bool pending =
+        std::any_of(out->destinations.begin(), out->destinations.end(), [&](const auto& entry) {
+          return entry.second->ticket == abort.ticket && !entry.second->inflight.empty();
+        });
+    if (!pending) post_stopped(from.peer, abort.request, abort.ticket, why);
+  }
+  run(std::move(effects));
+}
+
+void SenderCore::on_peer_lost(const transfer::Message& from) {
+  Effects effects;
+  {
+    const Lock lock(mutex_);
+    for (const auto& out : std::vector<OutgoingPtr>(active_.begin(), active_.end())) {
+      for (const auto& [rank, to] : out->destinations) {
+        if (to->instance != from.peer_instance) continue;
+        to->told = true;
+        Error error = make_error(Code::kPeerLost, fmt::format("request {}: receiver {} (rank {}) "
+                                                              "was lost",
+                                                              out->request, to->peer_name, rank));
+        error.scope = Scope::kPeer;
+        error.retry = Retry::kAfterReconnect;
+        fail(out, std::move(error), effects);
+      }
+    }
+  }
+  run(std::move(effects));
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace crossdock::kv
