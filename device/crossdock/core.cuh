@@ -2,8 +2,8 @@
 // thread identity and the dynamic shared-memory block. The same source is compiled by a CUDA
 // compiler (nvcc, NVRTC) for the GPU and by the host compiler for the twin, which runs it with
 // fibers; this header is the only place that decides which of the two it is. It must not contain
-// inline assembly (that is `ptx/`) and includes no host library header. SPDX-License-Identifier:
-// Apache-2.0
+// inline assembly (that is `ptx/`) and includes no host library header.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

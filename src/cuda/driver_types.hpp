@@ -1,8 +1,8 @@
 // The part of the CUDA driver's binary interface that Crossdock uses, declared by ourselves, so
 // that the library builds and loads on machines without any CUDA installed. Plain types, no code;
 // every number and size here is compared with cuda.h by tests/unit/cuda/driver_types_test.cpp
-// wherever a toolkit is present. Must not include a CUDA header. SPDX-License-Identifier:
-// Apache-2.0
+// wherever a toolkit is present. Must not include a CUDA header.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Virtual memory management of the driver: physical allocations that other processes can import,
 // and address ranges they are mapped into. The symmetric heap and the cuda_ipc transport stand on
-// it. Objects are single-owner. No multicast, no managed memory. SPDX-License-Identifier:
-// Apache-2.0
+// it. Objects are single-owner. No multicast, no managed memory.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Two engines' worth of transport in one process, for the contract suite: regions, identities, the
 // exchange of keys and addresses that a handshake would do, a dial function over TCP, and a sink
-// that judges every callback. Test-only; failures are gtest failures. SPDX-License-Identifier:
-// Apache-2.0
+// that judges every callback. Test-only; failures are gtest failures.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>

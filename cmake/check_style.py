@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""House rules that no other tool knows: licence line, opening paragraph, size limits.
+
+A missing licence line is an error. Sizes and opening paragraphs are warnings, unless --strict; a file
+may waive its size with a comment `size-limit: <reason>`.
+"""
+# SPDX-License-Identifier: Apache-2.0
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
+CODE = {".hpp", ".cpp", ".h", ".cuh", ".cu", ".c"}
+SCRIPTS = {".py", ".sh"}
+MAX_LINES = {"include": 400, "device": 300, "": 500}
+MAX_FUNCTION = 60
+MAX_KERNEL_FUNCTION = 120
+FUNCTION_START = re.compile(r"^(?![\s#/}]|namespace|class|struct|enum|union|extern|using|constexpr std::array)"
+                            r".*\)[^;]*\{$")
+
+
+def tracked(root):
+    """Files git knows; without git, all that are not in build folders."""
+    try:
+        out = subprocess.run(["git", "-C", root, "ls-files", "-z", "-c", "-o", "--exclude-standard"],
+                             capture_output=True, check=True).stdout
+        names = [n for n in out.decode().split("\0") if n]
+        paths = [root / n for n in names]
+    except (OSError, subprocess.CalledProcessError):
+        paths = [p for p in root.rglob("*") if "build" not in p.parts and ".git" not in p.parts]
+    return [p for p in paths if p.is_file()]
+
+
+def function_lengths(lines):
+    """(first line, length) of functions that start in column 0 and end with a `}` there."""
+    start = None
+    for number, line in enumerate(lines, 1):
+        if start is None and FUNCTION_START.match(line):
+            start = number
+        elif start is not None and line.startswith("}"):
+            yield start, number - start + 1
+            start = None
+
+
+def check(root, path):
+    """Yields (is_error, text)."""
+    name = path.relative_to(root)
+    if path.suffix not in CODE | SCRIPTS:
+        return
+    text = path.read_text(errors="replace")
+    lines = text.splitlines()
+    if LICENCE not in "\n".join(lines[:40]):
+        yield True, f"{name}:1: lacks '{LICENCE}' near the top"
+    if path.suffix not in CODE or "size-limit:" in text:
+        return
+    top = name.parts[0]
+    limit = MAX_LINES.get(top, MAX_LINES[""])
+    if len(lines) > limit:
+        yield False, f"{name}:1: {len(lines)} lines, limit {limit}"
+    limit = MAX_KERNEL_FUNCTION if top == "device" else MAX_FUNCTION
+    for start, length in function_lengths(lines):
+        if length > limit:
+            yield False, f"{name}:{start}: function of {length} lines, limit {limit}"
+    is_test = top == "tests" and path.name.endswith("_test.cpp")
+    if not is_test and not text.startswith(("//", "/*")):
+        yield False, f"{name}:1: open with what the file owns, its thread, and what it must not do"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parent.parent)
+    options = parser.parse_args()
+    root = options.root.resolve()
+    failed = False
+    for path in tracked(root):
+        for is_error, text in check(root, path):
+            is_error = is_error or options.strict
+            failed |= is_error
+            print(f"{text}" if is_error else f"warning: {text}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+# shellcheck shell=bash
+# bench [what] [options]: set up, build the release and run `crossdock bench` with the options
+# SPDX-License-Identifier: Apache-2.0
+
+x_bench() {
+  load build
+  x_build release crossdock_cli
+  exec build/release/tools/crossdock bench "$@"
+}
