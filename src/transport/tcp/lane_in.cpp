@@ -1,0 +1,254 @@
+// See lane_in.hpp. SPDX-License-Identifier: Apache-2.0
+#include "transport/tcp/lane_in.hpp"
+
+#include <fmt/format.h>
+
+#include "base/log.hpp"
+
+namespace crossdock::transport::tcp {
+namespace {
+
+constexpr std::size_t kStageBytes = wire::kMaxDataHeadBytes + 16 * 1024;
+constexpr std::size_t kMaxAnswerBytes = wire::kDataHeaderBytes + wire::kMaxAckMessageBytes;
+// Answers wait for company until this much was applied, or until there is nothing more to read.
+constexpr std::uint64_t kAnswerAfterBytes = 256 * 1024;
+// One turn of a lane, so that the others of its worker are served in between.
+constexpr int kStepBudget = 64;
+// How far back a range looks for a lease that covers it.
+constexpr std::size_t kLeasesToTry = 8;
+
+}  // namespace
+
+LaneIn::LaneIn(LaneInInit init)
+    : peer_name_(std::move(init.lane.peer_name)),
+      peer_instance_(init.lane.peer_instance),
+      lane_(init.lane.lane),
+      options_(init.options),
+      worker_(init.worker),
+      regions_(init.regions),
+      log_(init.log),
+      fd_(std::move(init.lane.fd)),
+      reader_(kStageBytes),
+      descriptors_(kMaxIov) {
+  leases_.reserve(64);
+}
+
+Result<std::shared_ptr<LaneIn>> LaneIn::create(LaneInInit init) {
+  tune_lane(init.lane.fd.get(), init.options.socket_buffer);
+  std::shared_ptr<LaneIn> lane(new LaneIn(std::move(init)));
+  const std::lock_guard lock(lane->mutex_);  // the first turn must not see it without its token
+  CROSSDOCK_TRY(token, lane->worker_->add(lane, lane->fd_.get()));
+  lane->token_ = token;
+  return lane;
+}
+
+void LaneIn::sever() {
+  const std::lock_guard lock(mutex_);
+  shut(true);
+}
+
+Turn LaneIn::on_ready() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!fd_) return Turn::kIdle;
+  for (int i = 0; i < kStepBudget; ++i) {
+    const Step done = step();
+    if (done == Step::kGo) continue;
+    return Turn::kIdle;
+  }
+  return Turn::kMore;
+}
+
+LaneIn::Step LaneIn::step() {
+  switch (phase_) {
+    case Phase::kHead:
+      return read_head();
+    case Phase::kWrite:
+      return receive_payload();
+    case Phase::kDrain:
+      return drain_payload();
+    case Phase::kRead:
+      return send_payload();
+  }
+  return Step::kEnd;
+}
+
+LaneIn::Step LaneIn::read_head() {
+  // A new frame needs room for its answer.
+  if (answers_.size() - answers_end_ < kMaxAnswerBytes)
+    if (const Step sent = flush(); sent != Step::kGo) return sent;
+  const wire::Bytes staged = reader_.staged();
+  if (staged.size() < wire::kDataHeaderBytes) return fill();
+  const auto header = wire::decode_data_header(staged.first(wire::kDataHeaderBytes));
+  if (!header.ok()) return end(header.error().message);
+  if (header->type != wire::DataType::kWrite && header->type != wire::DataType::kRead)
+    return end(fmt::format("{} from an initiator", wire::to_string(header->type)));
+  head_bytes_ = wire::kDataHeaderBytes + header->body_bytes();
+  if (staged.size() < head_bytes_) return fill();
+  if (descriptors_.size() < header->count) descriptors_.resize(header->count);
+  const auto body = staged.subspan(wire::kDataHeaderBytes, header->body_bytes());
+  if (const auto ok = wire::decode_descriptors(*header, body, descriptors_); !ok.ok())
+    return end(ok.error().message);
+  reader_.consume(head_bytes_);
+  return begin(*header);
+}
+
+// Receives into the stage. Before it waits, everything that was applied is answered; when the
+// socket was emptied by the call before, that is now.
+LaneIn::Step LaneIn::fill() {
+  if (drained_ && flush() == Step::kEnd) return Step::kEnd;
+  const IoResult io = reader_.fill(fd_.get());
+  drained_ = !reader_.full();
+  if (io.status == Io::kProgress) return Step::kGo;
+  if (io.status == Io::kWouldBlock) {
+    const Step sent = flush();
+    return sent == Step::kEnd ? sent : Step::kWait;
+  }
+  shut(io.status == Io::kFailed);
+  return Step::kEnd;
+}
+
+LaneIn::Step LaneIn::begin(const wire::DataHeader& header) {
+  header_ = header;
+  expires_ = header.expiry_ms == 0 ? Deadline::in(std::chrono::hours(24 * 365))
+                                   : Deadline::in(std::chrono::milliseconds(header.expiry_ms));
+  const bool write = header.type == wire::DataType::kWrite;
+  Result<> leased = lease_all(write ? transfer::Op::kWrite : transfer::Op::kRead);
+  if (leased.ok() && header.has_checksum)
+    leased = make_error(Code::kUnsupported, "data lanes take no checksums per frame");
+  if (!leased.ok()) {
+    leases_.clear();
+    refusal_ = leased.code();
+    refusal_text_ = leased.error().message;
+    to_drain_ = header.trailing_bytes();
+    phase_ = Phase::kDrain;
+    return Step::kGo;
+  }
+  payload_.clear();
+  if (!write) {
+    const auto size = wire::encode_read_data(
+        {.request_id = header.request_id, .payload_bytes = header.payload_bytes},
+        std::span(answers_).subspan(answers_end_));
+    if (!size.ok()) return end(size.error().message);
+    answers_end_ += *size;
+    payload_.add(answers_.data() + answers_begin_, answers_end_ - answers_begin_, true);
+  }
+  for (std::size_t i = 0; i < header.count; ++i)
+    // The ranges are leased: they lie in memory of this process.
+    payload_.add(reinterpret_cast<void*>(descriptors_[i].addr), descriptors_[i].length, i == 0);
+  phase_ = write ? Phase::kWrite : Phase::kRead;
+  return Step::kGo;
+}
+
+// All ranges of the frame or none. Neighbouring ranges mostly share a region and so a lease.
+Result<> LaneIn::lease_all(transfer::Op op) {
+  for (std::size_t i = 0; i < header_.count; ++i) {
+    const wire::Descriptor& d = descriptors_[i];
+    const std::size_t tried = std::min(leases_.size(), kLeasesToTry);
+    const bool covered = std::any_of(leases_.rbegin(), leases_.rbegin() + tried, [&](auto& lease) {
+      return lease.region()->contains(d.addr, d.length);
+    });
+    if (covered) continue;
+    CROSSDOCK_TRY(lease, regions_->lease_inbound(d.addr, d.length, op));
+    leases_.push_back(std::move(lease));
+  }
+  return {};
+}
+
+LaneIn::Step LaneIn::receive_payload() {
+  if (connection_over(fd_.get())) return shut(false), Step::kEnd;
+  if (expires_.passed()) {
+    leases_.clear();
+    refusal_ = Code::kDeadline;
+    refusal_text_ = fmt::format("the request expired with {} of {} bytes to come", payload_.bytes(),
+                                header_.payload_bytes);
+    to_drain_ = payload_.bytes();
+    phase_ = Phase::kDrain;
+    return Step::kGo;
+  }
+  if (reader_.unstage(payload_) == 0) {
+    const IoResult io = reader_.receive(fd_.get(), payload_, head_bytes_);
+    if (io.status == Io::kWouldBlock) {
+      const Step sent = flush();
+      return sent == Step::kEnd ? sent : Step::kWait;
+    }
+    if (io.status != Io::kProgress) return shut(io.status == Io::kFailed), Step::kEnd;
+  }
+  if (!payload_.empty()) return Step::kGo;
+  leases_.clear();
+  return answer(Code::kOk, {});
+}
+
+LaneIn::Step LaneIn::drain_payload() {
+  const std::size_t part = std::min<std::uint64_t>(to_drain_, reader_.staged().size());
+  reader_.consume(part);
+  to_drain_ -= part;
+  if (to_drain_ != 0) return fill();
+  return answer(refusal_, refusal_text_);
+}
+
+// Sends what waits in `answers_`, the last of it the head of this READ_DATA, and the payload.
+LaneIn::Step LaneIn::send_payload() {
+  const IoResult io = send_pieces(fd_.get(), payload_.pieces());
+  if (io.status == Io::kWouldBlock) return Step::kWait;
+  if (io.status != Io::kProgress) return shut(true), Step::kEnd;
+  payload_.consume(io.bytes);
+  if (!payload_.empty()) return Step::kGo;
+  answers_begin_ = answers_end_ = 0;
+  unanswered_bytes_ = 0;
+  leases_.clear();
+  phase_ = Phase::kHead;
+  return Step::kGo;
+}
+
+// The frame in progress is over. Its answer may wait for others.
+LaneIn::Step LaneIn::answer(Code status, std::string_view message) {
+  const auto size =
+      wire::encode_ack({.request_id = header_.request_id,
+                        .status = status,
+                        .bytes_applied = status == Code::kOk ? header_.payload_bytes : 0,
+                        .message = message},
+                       std::span(answers_).subspan(answers_end_));
+  if (!size.ok()) return end(size.error().message);
+  answers_end_ += *size;
+  unanswered_bytes_ += header_.payload_bytes;
+  phase_ = Phase::kHead;
+  if (unanswered_bytes_ < kAnswerAfterBytes) return Step::kGo;
+  return flush() == Step::kEnd ? Step::kEnd : Step::kGo;
+}
+
+// Sends the answers that wait. kWait: the socket takes no more now.
+LaneIn::Step LaneIn::flush() {
+  while (answers_begin_ != answers_end_) {
+    iovec piece{answers_.data() + answers_begin_, answers_end_ - answers_begin_};
+    const IoResult io = send_pieces(fd_.get(), {&piece, 1});
+    if (io.status == Io::kWouldBlock) return Step::kWait;
+    if (io.status != Io::kProgress) return shut(true), Step::kEnd;
+    answers_begin_ += io.bytes;
+  }
+  answers_begin_ = answers_end_ = 0;
+  unanswered_bytes_ = 0;
+  return Step::kGo;
+}
+
+// The peer broke the protocol: this lane ends, the others go on.
+LaneIn::Step LaneIn::end(std::string_view why) {
+  if (log_ != nullptr)
+    CROSSDOCK_LOG_ONCE(*log_, kWarn, "tcp bad frame " + peer_name_,
+                       "lane {} of peer '{}' ended: {}", lane_, peer_name_, why);
+  shut(true);
+  return Step::kEnd;
+}
+
+void LaneIn::shut(bool reset) {
+  if (!fd_) return;
+  if (reset)
+    abort_connection(fd_);
+  else
+    fd_.reset();
+  leases_.clear();
+  payload_.clear();
+  worker_->remove(token_);
+  over_.store(true);
+}
+
+}  // namespace crossdock::transport::tcp

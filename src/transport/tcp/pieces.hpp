@@ -1,0 +1,140 @@
+// PieceList: the scatter/gather list of what is being sent or received, with the part that is done
+// cut off from the front; and LaneReader, which receives straight into such a list and keeps what
+// came behind it. Both hold no lock and are used by one thread at a time; neither owns the memory
+// that it points to.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "transport/tcp/socket_io.hpp"
+
+namespace crossdock::transport::tcp {
+
+class PieceList {
+ public:
+  explicit PieceList(std::size_t capacity = kMaxIov) { pieces_.reserve(capacity + 1); }
+
+  void clear() noexcept {
+    pieces_.clear();
+    first_ = 0;
+    bytes_ = 0;
+  }
+  // Joins the piece with the one before when they touch, unless `separate`.
+  void add(void* data, std::size_t length, bool separate = false) {
+    bytes_ += length;
+    if (!separate && first_ < pieces_.size() && end_of(pieces_.back()) == data) {
+      pieces_.back().iov_len += length;
+      return;
+    }
+    pieces_.push_back({data, length});
+  }
+  // Takes back everything from piece number `size` on (as size() said before adding it).
+  void truncate(std::size_t size) noexcept {
+    while (this->size() > size) {
+      bytes_ -= pieces_.back().iov_len;
+      pieces_.pop_back();
+    }
+  }
+  // Sets the length of piece `index`, counted from the front.
+  void resize_piece(std::size_t index, std::size_t length) noexcept {
+    iovec& piece = pieces_[first_ + index];
+    bytes_ = bytes_ - piece.iov_len + length;
+    piece.iov_len = length;
+  }
+  // `n` bytes from the front are done.
+  void consume(std::size_t n) noexcept {
+    bytes_ -= n;
+    while (n != 0) {
+      iovec& piece = pieces_[first_];
+      const std::size_t part = std::min(n, piece.iov_len);
+      piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
+      piece.iov_len -= part;
+      n -= part;
+      if (piece.iov_len == 0) ++first_;
+    }
+  }
+  [[nodiscard]] std::span<iovec> pieces() noexcept { return std::span(pieces_).subspan(first_); }
+  [[nodiscard]] std::size_t size() const noexcept { return pieces_.size() - first_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] bool empty() const noexcept { return bytes_ == 0; }
+
+ private:
+  static void* end_of(const iovec& piece) noexcept {
+    return static_cast<std::byte*>(piece.iov_base) + piece.iov_len;
+  }
+
+  std::vector<iovec> pieces_;
+  std::size_t first_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+class LaneReader {
+ public:
+  explicit LaneReader(std::size_t capacity) : buffer_(capacity) {}
+
+  // Received, not yet consumed: the head of a frame, and perhaps what follows.
+  [[nodiscard]] std::span<const std::byte> staged() const noexcept {
+    return std::span(buffer_).subspan(begin_, end_ - begin_);
+  }
+  void consume(std::size_t n) noexcept {
+    begin_ += n;
+    if (begin_ == end_) begin_ = end_ = 0;
+  }
+  [[nodiscard]] bool full() const noexcept { return end_ == buffer_.size(); }
+  // Receives more into the stage.
+  IoResult fill(int fd) noexcept {
+    compact();
+    iovec piece{buffer_.data() + end_, buffer_.size() - end_};
+    const IoResult result = receive_pieces(fd, {&piece, 1});
+    end_ += result.bytes;
+    return result;
+  }
+  // Copies what is staged into `into`. Returns how much.
+  std::size_t unstage(PieceList& into) noexcept {
+    std::size_t moved = 0;
+    while (!into.empty() && begin_ != end_) {
+      const iovec piece = into.pieces().front();
+      const std::size_t part = std::min(piece.iov_len, end_ - begin_);
+      std::memcpy(piece.iov_base, buffer_.data() + begin_, part);
+      consume(part);
+      into.consume(part);
+      moved += part;
+    }
+    return moved;
+  }
+  // Receives straight into `into`, and up to `ahead` bytes that follow it into the stage, so that
+  // the head of the next frame costs no call of its own. Precondition: nothing is staged.
+  IoResult receive(int fd, PieceList& into, std::size_t ahead) {
+    const std::uint64_t wanted = into.bytes();
+    const std::size_t size = into.size();
+    ahead = size < kMaxIov ? std::min(ahead, buffer_.size()) : 0;
+    if (ahead != 0) into.add(buffer_.data(), ahead, true);
+    IoResult result = receive_pieces(fd, into.pieces());
+    if (ahead != 0) into.truncate(size);
+    if (result.status != Io::kProgress) return result;
+    const std::size_t direct = std::min<std::uint64_t>(result.bytes, wanted);
+    into.consume(direct);
+    end_ = result.bytes - direct;
+    return result;
+  }
+
+ private:
+  void compact() noexcept {
+    if (begin_ == 0) return;
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+
+  std::vector<std::byte> buffer_;
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+};
+
+}  // namespace crossdock::transport::tcp
