@@ -22,18 +22,22 @@ Error peer_error(Code code, Retry retry, std::string message) {
 }  // namespace
 
 Result<std::vector<std::byte>> make_frame(MessageType type, Bytes payload) {
-  if (payload.size() > kMaxFramePayload)
-    return invalid_argument(fmt::format("{} of {} bytes exceeds the {} bytes of a control frame",
-                                        to_string(type), payload.size(), kMaxFramePayload));
+  return make_frame(kControlProtocol, static_cast<std::uint16_t>(type), payload);
+}
+
+Result<std::vector<std::byte>> make_frame(const FrameProtocol& protocol, std::uint16_t type,
+                                          Bytes payload) {
+  if (payload.size() > protocol.max_payload)
+    return invalid_argument(fmt::format("message type {} of {} bytes exceeds the {} of a frame",
+                                        type, payload.size(), protocol.max_payload));
   std::vector<std::byte> out;
   out.reserve(kFrameHeaderBytes + payload.size());
   Writer writer{VectorSink(out)};
-  const auto raw_type = static_cast<std::uint16_t>(type);
-  writer.u32("magic", kFrameMagic);
+  writer.u32("magic", protocol.magic);
   writer.u16("version", kWireVersion);
-  writer.u16("type", raw_type);
+  writer.u16("type", type);
   writer.u32("length", static_cast<std::uint32_t>(payload.size()));
-  writer.u32("checksum", frame_checksum(kWireVersion, raw_type, payload));
+  writer.u32("checksum", frame_checksum(kWireVersion, type, payload));
   writer.raw("payload", payload);
   return out;
 }
@@ -63,12 +67,13 @@ void FrameReader::feed(Bytes chunk) {
 
 Result<> FrameReader::check_header(Bytes head) const {
   std::byte magic[4];
-  store_le(magic, kFrameMagic);
+  store_le(magic, protocol_->magic);
   const std::size_t known = std::min(head.size(), sizeof magic);
   // Judged on the first byte that differs: a peer that sends "GE" and waits is refused at once.
   if (std::memcmp(head.data(), magic, known) != 0)
-    return peer_error(Code::kIncompatible, Retry::kNo,
-                      fmt::format("not a crossdock peer (first bytes {})", quote_bytes(head)));
+    return peer_error(
+        Code::kIncompatible, Retry::kNo,
+        fmt::format("not a {} (first bytes {})", protocol_->speaker, quote_bytes(head)));
   if (head.size() < 6) return {};
   const auto version = load_le<std::uint16_t>(head.data() + 4);
   if (version != kWireVersion)
@@ -80,8 +85,8 @@ Result<> FrameReader::check_header(Bytes head) const {
   const auto length = load_le<std::uint32_t>(head.data() + 8);
   if (length > max_payload_)
     return peer_error(Code::kCorrupt, Retry::kAfterReconnect,
-                      fmt::format("the peer announces a control frame of {} bytes, the limit is {}",
-                                  length, max_payload_));
+                      fmt::format("the peer announces a frame of {} bytes, the limit is {}", length,
+                                  max_payload_));
   return {};
 }
 
@@ -100,9 +105,9 @@ Result<std::optional<Frame>> FrameReader::next() {
   const Bytes payload = all.subspan(kFrameHeaderBytes, length);
   const auto type = load_le<std::uint16_t>(all.data() + 6);
   if (frame_checksum(kWireVersion, type, payload) != load_le<std::uint32_t>(all.data() + 12)) {
-    failed_ = peer_error(Code::kCorrupt, Retry::kAfterReconnect,
-                         fmt::format("checksum of a {} frame of {} bytes does not match",
-                                     to_string(static_cast<MessageType>(type)), length));
+    failed_ = peer_error(
+        Code::kCorrupt, Retry::kAfterReconnect,
+        fmt::format("checksum of a frame of type {} and {} bytes does not match", type, length));
     return *failed_;
   }
   start_ += kFrameHeaderBytes + length;

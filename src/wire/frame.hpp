@@ -28,6 +28,14 @@ inline constexpr std::uint32_t kMaxFramePayload = 256 * 1024;
 // What an unproved client may send: no message before Welcome is larger.
 inline constexpr std::uint32_t kMaxGreetingPayload = 4 * 1024;
 
+// Which conversation a stream of frames belongs to. All share the header's layout.
+struct FrameProtocol {
+  std::uint32_t magic;
+  std::uint32_t max_payload;
+  const char* speaker;  // "crossdock peer", for "not a ..."
+};
+inline constexpr FrameProtocol kControlProtocol{kFrameMagic, kMaxFramePayload, "crossdock peer"};
+
 struct Frame {
   MessageType type = {};
   Bytes payload = {};  // valid until the reader's next call
@@ -35,6 +43,8 @@ struct Frame {
 
 // Header and payload, ready to send.
 [[nodiscard]] Result<std::vector<std::byte>> make_frame(MessageType type, Bytes payload);
+[[nodiscard]] Result<std::vector<std::byte>> make_frame(const FrameProtocol& protocol,
+                                                        std::uint16_t type, Bytes payload);
 
 template <class M>
 [[nodiscard]] Result<std::vector<std::byte>> encode_frame(const M& message) {
@@ -53,6 +63,8 @@ template <class M>
 class FrameReader {
  public:
   explicit FrameReader(std::uint32_t max_payload = kMaxFramePayload) : max_payload_(max_payload) {}
+  explicit FrameReader(const FrameProtocol& protocol)
+      : protocol_(&protocol), max_payload_(protocol.max_payload) {}
 
   // Takes any number of bytes. Never fails by itself; next() judges them.
   void feed(Bytes chunk);
@@ -67,6 +79,7 @@ class FrameReader {
  private:
   [[nodiscard]] Result<> check_header(Bytes head) const;
 
+  const FrameProtocol* protocol_ = &kControlProtocol;  // of static storage
   std::uint32_t max_payload_;
   std::vector<std::byte> buffer_;
   std::size_t start_ = 0;
