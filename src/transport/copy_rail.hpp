@@ -31,8 +31,8 @@ class SliceCopier {
  public:
   // Judges a whole shard before its first byte moves: nothing is copied when it returns an error.
   virtual std::optional<Error> check(const Shard& shard) noexcept = 0;
-  // Copies slices [first, end) and returns how many of them, from the front, are in place. Fewer
-  // than asked: because of `error` when set, because `*shard.stop` was seen otherwise.
+  // Copies slices from [first, end) and returns how many of them, from the front, are in place: at
+  // least one, unless `error` is set or `*shard.stop` was seen. Called again for the rest.
   virtual std::uint32_t copy(const Shard& shard, std::uint32_t first, std::uint32_t end,
                              std::optional<Error>& error) noexcept = 0;
   [[nodiscard]] virtual std::uint64_t window_bytes() const noexcept { return 256u << 10; }

@@ -232,7 +232,10 @@ transport::RemoteRegion& TransportFixture::expose(const TestMemory& memory, Endp
   remote->address = record->address;
   remote->length = record->length;
   remote->access = record->access;
-  remote->keys = {{std::string(peer.transport->name()), peer.transport->export_region(*record)}};
+  // Keys go by the bare name: the fault injector adds nothing to them.
+  const std::string_view kind = peer.transport->name();
+  remote->keys = {
+      {std::string(kind.substr(kind.rfind('+') + 1)), peer.transport->export_region(*record)}};
   const auto attached = endpoint.attach(*remote);
   EXPECT_TRUE(attached.ok()) << (attached.ok() ? "" : attached.error().describe());
   if (attached.ok()) remote->attached[initiator_->context.slot] = *attached;

@@ -12,9 +12,10 @@ std::optional<Error> ShmEndpoint::check(const Shard& shard) noexcept {
   if (auto outside = check_bounds(shard)) return outside;
   for (const Slice& slice : shard.slices)
     if (!slice.region->attached[slot_]) [[unlikely]]
-      return make_error(Code::kInternal,
-                        fmt::format("region [{:#x}, +{}) of peer '{}' is used before it is attached",
-                                    slice.region->address, slice.region->length, peer_->name()));
+      return make_error(
+          Code::kInternal,
+          fmt::format("region [{:#x}, +{}) of peer '{}' is used before it is attached",
+                      slice.region->address, slice.region->length, peer_->name()));
   return std::nullopt;
 }
 

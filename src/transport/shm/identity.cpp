@@ -43,11 +43,13 @@ Error unreachable(std::string message) {
 
 // Errors of looking into another process, with the remedy.
 Error look_error(int errno_value, std::uint32_t pid) {
-  Error error = errno_error(
-      errno_value, fmt::format("look into process {}: shm needs both engines to run as one user, or "
-                               "with CAP_SYS_PTRACE",
-                               pid));
-  error.code = errno_value == EMFILE || errno_value == ENFILE ? Code::kNoMemory : Code::kUnreachable;
+  Error error =
+      errno_error(errno_value,
+                  fmt::format("look into process {}: shm needs both engines to run as one user, or "
+                              "with CAP_SYS_PTRACE",
+                              pid));
+  error.code =
+      errno_value == EMFILE || errno_value == ENFILE ? Code::kNoMemory : Code::kUnreachable;
   error.scope = Scope::kPeer;
   return error;
 }
@@ -67,10 +69,10 @@ Result<> check_token(int fd, const ControlBlock::Token& token, std::string_view 
   ControlBlock::Token seen{};
   const ssize_t n = ::pread(fd, seen.data(), seen.size(), 0);
   if (n == static_cast<ssize_t>(seen.size()) && std::ranges::equal(seen, token)) return {};
-  return unreachable(
-      fmt::format("the process said to be peer '{}' does not hold the token that the peer told: it is "
-                  "another process",
-                  peer));
+  return unreachable(fmt::format(
+      "the process said to be peer '{}' does not hold the token that the peer told: it is "
+      "another process",
+      peer));
 }
 
 }  // namespace
@@ -98,11 +100,10 @@ Result<ControlBlock> ControlBlock::create() {
 }
 
 Result<MemfdName> name_memfd(int fd) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd, &status) != 0) return errno_error(errno, fmt::format("fstat of memfd {}", fd));
-  return MemfdName{.fd = static_cast<std::uint32_t>(fd),
-                   .device = status.st_dev,
-                   .inode = status.st_ino};
+  return MemfdName{
+      .fd = static_cast<std::uint32_t>(fd), .device = status.st_dev, .inode = status.st_ino};
 }
 
 Result<base::UniqueFd> open_memfd(const OpenMemfd& what) {
@@ -112,14 +113,15 @@ Result<base::UniqueFd> open_memfd(const OpenMemfd& what) {
            status.st_ino == what.name.inode;
   };
   const auto something_else = [&] {
-    return Error{.code = Code::kDenied,
-                 .scope = Scope::kPeer,
-                 .message = fmt::format("descriptor {} of process {} is not the memory that the peer "
-                                        "named: it was closed, or this is another process",
-                                        what.name.fd, what.pid)};
+    return Error{
+        .code = Code::kDenied,
+        .scope = Scope::kPeer,
+        .message = fmt::format("descriptor {} of process {} is not the memory that the peer "
+                               "named: it was closed, or this is another process",
+                               what.name.fd, what.pid)};
   };
   // Looked at before it is opened: opening a device or a pipe could have effects.
-  struct stat status {};
+  struct stat status{};
   if (::stat(path.c_str(), &status) != 0) {
     if (errno == ENOENT && ::access(fmt::format("/proc/{}", what.pid).c_str(), F_OK) == 0)
       return something_else();
@@ -174,25 +176,27 @@ Result<base::UniqueFd> prove_peer(const HostIdentity& self, const PeerInfo& peer
   describe(reader, address);
   if (auto read = reader.finish("shm address"); !read.ok()) return std::move(read).error();
   if (address.version != kAddressVersion)
-    return Error{.code = Code::kIncompatible,
-                 .scope = Scope::kPeer,
-                 .message = fmt::format("peer '{}' speaks version {} of the shm address, this engine "
-                                        "version {}",
-                                        peer.name, address.version, kAddressVersion)};
+    return Error{
+        .code = Code::kIncompatible,
+        .scope = Scope::kPeer,
+        .message = fmt::format("peer '{}' speaks version {} of the shm address, this engine "
+                               "version {}",
+                               peer.name, address.version, kAddressVersion)};
   CROSSDOCK_TRY(pidfd, open_pidfd(peer.host.pid));
   // After pidfd_open: from here on a process that took over the PID is noticed.
   CROSSDOCK_TRY(started, process_start_time(peer.host.pid));
   if (started != peer.host.start_time)
-    return Error{.code = Code::kPeerLost,
-                 .scope = Scope::kPeer,
-                 .message = fmt::format("process {} of peer '{}' has ended; another one has its PID",
-                                        peer.host.pid, peer.name)};
-  CROSSDOCK_TRY(control, open_memfd({.pid = peer.host.pid,
-                                     .name = address.name,
-                                     .writable = false,
-                                     .seals = kControlSeals}));
+    return Error{
+        .code = Code::kPeerLost,
+        .scope = Scope::kPeer,
+        .message = fmt::format("process {} of peer '{}' has ended; another one has its PID",
+                               peer.host.pid, peer.name)};
+  CROSSDOCK_TRY(
+      control,
+      open_memfd(
+          {.pid = peer.host.pid, .name = address.name, .writable = false, .seals = kControlSeals}));
   CROSSDOCK_CHECK_OK(check_token(control.get(), address.token, peer.name));
-  return std::move(pidfd);
+  return pidfd;
 }
 
 }  // namespace crossdock::transport::shm

@@ -1,6 +1,6 @@
-// Proof that a peer is a certain process of this host, for a transport that will touch that process's
-// memory. An IP address proves nothing; what counts is that both sit in one boot and PID namespace
-// and that the process holds the token which the peer told:
+// Proof that a peer is a certain process of this host, for a transport that will touch that
+// process's memory. An IP address proves nothing; what counts is that both sit in one boot and PID
+// namespace and that the process holds the token which the peer told:
 //
 //   peer: memfd with a random token ── address (fd number, inode, token) ──> handshake ──> here
 //   here: pidfd of the PID; start time; /proc/<pid>/fd/<number> is that memfd and holds the token
@@ -47,9 +47,9 @@ class ControlBlock {
 // The name of an open memfd of this process.
 Result<MemfdName> name_memfd(int fd);
 
-// Opens the memfd that process `pid` holds, for reading or also for writing, and returns it when it is
-// the one named and bears all of `seals`. kUnreachable: the system does not let this process look;
-// kDenied: it is something else than the peer said.
+// Opens the memfd that process `pid` holds, for reading or also for writing, and returns it when it
+// is the one named and bears all of `seals`. kUnreachable: the system does not let this process
+// look; kDenied: it is something else than the peer said.
 struct OpenMemfd {
   std::uint32_t pid = 0;
   MemfdName name;

@@ -91,11 +91,12 @@ Result<RemoteAccess> PeerProcess::attach(const RemoteRegion& region, CopyMode mo
   if (!alive()) return lost();
   if (mode == CopyMode::kVm) return probe(region);
   if (!key.mappable && mode == CopyMode::kMap)
-    return make_error(Code::kUnsupported,
-                      fmt::format("region [{:#x}, +{}) of peer '{}' is not memory that can be mapped; "
-                                  "allocate it with Engine::allocate(), or set transport.shm.copy to "
-                                  "auto",
-                                  region.address, region.length, name_));
+    return make_error(
+        Code::kUnsupported,
+        fmt::format("region [{:#x}, +{}) of peer '{}' is not memory that can be mapped; "
+                    "allocate it with Engine::allocate(), or set transport.shm.copy to "
+                    "auto",
+                    region.address, region.length, name_));
   if (!key.mappable) return probe(region);
 
   const std::lock_guard lock(mutex_);
@@ -121,18 +122,16 @@ void PeerProcess::detach(mem::RegionId region) noexcept {
 Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,
                                               const RegionKey& key) const {
   const bool writable = region.access == transfer::Access::kRemoteReadWrite;
-  CROSSDOCK_TRY(fd, open_memfd({.pid = pid_,
-                                .name = key.name,
-                                .writable = writable,
-                                .seals = kRegionSeals}));
-  struct stat status {};
+  CROSSDOCK_TRY(
+      fd, open_memfd({.pid = pid_, .name = key.name, .writable = writable, .seals = kRegionSeals}));
+  struct stat status{};
   if (::fstat(fd.get(), &status) != 0) return errno_error(errno, "fstat of a peer's memfd");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (region.length > size || key.offset > size - region.length)
     return Error{.code = Code::kDenied,
                  .scope = Scope::kPeer,
-                 .message = fmt::format("peer '{}' announces [+{}, +{}) of a memfd of {} bytes", name_,
-                                        key.offset, region.length, size)};
+                 .message = fmt::format("peer '{}' announces [+{}, +{}) of a memfd of {} bytes",
+                                        name_, key.offset, region.length, size)};
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t skipped = key.offset % page;
   const std::size_t length = region.length + skipped;
@@ -147,10 +146,10 @@ Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,
   (void)::madvise(data, length, MADV_HUGEPAGE);
   (void)::madvise(data, length, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
   const std::uint64_t start = reinterpret_cast<std::uint64_t>(data) + skipped;
-  return Mapping{.data = data,
-                 .length = length,
-                 .access = {.delta = static_cast<std::int64_t>(start - region.address),
-                            .mode = kMapped}};
+  return Mapping{
+      .data = data,
+      .length = length,
+      .access = {.delta = static_cast<std::int64_t>(start - region.address), .mode = kMapped}};
 }
 
 Result<RemoteAccess> PeerProcess::probe(const RemoteRegion& region) const {

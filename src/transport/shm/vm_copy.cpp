@@ -68,7 +68,8 @@ std::optional<Error> copy_piecewise(const PeerProcess& peer, Op op, Slice slice)
 }
 
 constexpr std::string_view kForbidden =
-    "the system forbids it. Remedies: sysctl kernel.yama.ptrace_scope=0; or CAP_SYS_PTRACE for this "
+    "the system forbids it. Remedies: sysctl kernel.yama.ptrace_scope=0; or CAP_SYS_PTRACE for "
+    "this "
     "process; or run both engines as one user; or memory from Engine::allocate(), which is mapped "
     "instead; in a container, a seccomp profile that allows process_vm_readv and process_vm_writev";
 
@@ -76,17 +77,17 @@ constexpr std::string_view kForbidden =
 
 Error vm_error(int errno_value, const PeerProcess& peer, Op op, const Slice& slice) {
   if (errno_value == ESRCH) return peer.lost();
-  const std::string what =
-      fmt::format("{} {} bytes at {:#x} of peer '{}' (process {})",
-                  op == Op::kWrite ? "write" : "read", slice.length, slice.remote, peer.name(),
-                  peer.pid());
+  const std::string what = fmt::format("{} {} bytes at {:#x} of peer '{}' (process {})",
+                                       op == Op::kWrite ? "write" : "read", slice.length,
+                                       slice.remote, peer.name(), peer.pid());
   Error error = errno_error(errno_value, what);
   error.scope = Scope::kTransfer;
   switch (errno_value) {
     case EFAULT:
       error.code = Code::kInvalidArgument;
       error.message = fmt::format(
-          "{}: not mapped there, or local memory at {} is not mapped; keep a region mapped until it "
+          "{}: not mapped there, or local memory at {} is not mapped; keep a region mapped until "
+          "it "
           "is released",
           what, static_cast<const void*>(slice.local));
       break;
