@@ -11,10 +11,7 @@
 #include "transport/faulty/transport.hpp"
 #include "transport/loopback/transport.hpp"
 #include "transport/shm/transport.hpp"
-#if __has_include("transport/tcp/transport.hpp")
 #include "transport/tcp/transport.hpp"
-#define CROSSDOCK_HAS_TCP 1
-#endif
 
 namespace crossdock::transport {
 namespace {
@@ -55,9 +52,7 @@ struct Kind {
 constexpr std::array kKinds = {
     Kind{"loopback", loopback_from_config},
     Kind{"shm", shm_from_config},
-#ifdef CROSSDOCK_HAS_TCP
     Kind{"tcp", [](const TransportContext& context) -> Made { return make_tcp(context); }},
-#endif
 };
 
 constexpr std::string_view kFaultyPrefix = "faulty+";

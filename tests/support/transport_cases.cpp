@@ -5,6 +5,7 @@
 #include "transport/faulty/transport.hpp"
 #include "transport/loopback/transport.hpp"
 #include "transport/shm/transport.hpp"
+#include "transport/tcp/transport.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -33,6 +34,12 @@ std::vector<TransportCase> transport_cases() {
                    .shared_memory = true});
   cases.push_back({.name = "shm_vm", .make = [](const TransportContext& context) {
                      return shm_by(context, transport::shm::CopyMode::kVm);
+                   }});
+  // A short queue, so that the tests can fill it.
+  cases.push_back({.name = "tcp", .make = [](const TransportContext& context) {
+                     transport::tcp::TcpOptions options;
+                     options.queue_shards = 64;
+                     return std::make_unique<transport::tcp::TcpTransport>(context, options);
                    }});
   // Delays and another order are legal: every promise of the contract must hold under them.
   cases.push_back(

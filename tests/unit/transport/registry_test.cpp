@@ -20,10 +20,11 @@ Result<std::vector<std::unique_ptr<Transport>>> make(const std::string& enabled)
 TEST(Registry, AutoGivesTheBestFirst) {
   const auto all = make("auto");
   ASSERT_TRUE(all.ok()) << all.error().describe();
-  ASSERT_GE(all->size(), 2u);
+  ASSERT_EQ(all->size(), 3u);
   EXPECT_LE(all->size(), kMaxTransports);
   EXPECT_EQ((*all)[0]->name(), "loopback");
   EXPECT_EQ((*all)[1]->name(), "shm");
+  EXPECT_EQ((*all)[2]->name(), "tcp");
 }
 
 TEST(Registry, ObeysTheOrderAsked) {
@@ -45,7 +46,7 @@ TEST(Registry, RefusesWhatDoesNotExist) {
     const auto made = make(name);
     ASSERT_FALSE(made.ok()) << name;
     EXPECT_EQ(made.code(), Code::kInvalidArgument);
-    EXPECT_NE(made.error().message.find("loopback, shm"), std::string::npos)
+    EXPECT_NE(made.error().message.find("loopback, shm, tcp"), std::string::npos)
         << made.error().message;
   }
   EXPECT_EQ(make("shm,shm").code(), Code::kInvalidArgument);
