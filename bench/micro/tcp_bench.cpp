@@ -86,7 +86,9 @@ struct Listener {
   }
 };
 
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+void set_nonblocking(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
 
 // What parent and child tell each other about: where the target's memory is, and its CPU time.
 struct Shared {
@@ -310,8 +312,7 @@ void run_initiator(const Listener& plain, const Listener& lanes, const Listener&
     const auto f = bench.measure([&] { batch.run(op, rails, threads); });
     if (large == 0) large = f.gb_per_s;
     std::printf("%-24s %6.2f GB/s  %5.2f CPU-s/GB  %4.2f x plain  %4.2f x large\n", name.c_str(),
-                f.gb_per_s, f.cpu_s_per_gb, f.gb_per_s / plain_figure.gb_per_s,
-                f.gb_per_s / large);
+                f.gb_per_s, f.cpu_s_per_gb, f.gb_per_s / plain_figure.gb_per_s, f.gb_per_s / large);
   };
   row("write 2 MiB", Op::kWrite, 2u << 20, 1);
   row("write 256 KiB", Op::kWrite, 256u << 10, 1);

@@ -132,9 +132,12 @@ LaneIn::Step LaneIn::begin(const wire::DataHeader& header) {
     answers_end_ += *size;
     payload_.add(answers_.data() + answers_begin_, answers_end_ - answers_begin_, true);
   }
-  for (std::size_t i = 0; i < header.count; ++i)
+  for (std::size_t i = 0; i < header.count; ++i) {
     // The ranges are leased: they lie in memory of this process.
-    payload_.add(reinterpret_cast<void*>(descriptors_[i].addr), descriptors_[i].length, i == 0);
+    auto* at = reinterpret_cast<std::byte*>(descriptors_[i].addr);
+    prefetch_piece<true>(at, descriptors_[i].length);
+    payload_.add(at, descriptors_[i].length, i == 0);
+  }
   phase_ = write ? Phase::kWrite : Phase::kRead;
   return Step::kGo;
 }

@@ -24,7 +24,7 @@ struct TcpOptions {
   // Shards up to this size are sent by the posting thread when the lane is idle.
   std::uint32_t inline_bytes = 32u << 10;
   // Shards that wait on one lane before post() says kWouldBlock.
-  std::uint32_t queue_shards = 1u << 16;
+  std::uint32_t queue_shards = 8192;
 };
 
 // Null: the defaults above.

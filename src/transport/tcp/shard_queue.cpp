@@ -127,8 +127,10 @@ void ShardQueue::cut_slices(Shard& shard, SendBatch& batch, FlightRecord& record
     const std::uint32_t part =
         std::min(slice.length - st.next_offset, options_.frame_bytes - record.bytes);
     batch.descriptors.push_back({slice.remote + st.next_offset, part});
-    if (shard.op == Op::kWrite)
+    if (shard.op == Op::kWrite) {
+      prefetch_piece<false>(slice.local + st.next_offset, part);
       batch.pieces.add(slice.local + st.next_offset, part, batch.descriptors.size() == 1);
+    }
     record.bytes += part;
     st.next_offset += part;
     if (st.next_offset == slice.length) {

@@ -31,6 +31,7 @@ class TcpTransport final : public Transport {
   [[nodiscard]] std::uint32_t num_rails() const noexcept override { return options_.lanes; }
   Result<std::unique_ptr<Endpoint>> connect(const PeerInfo& peer, std::uint32_t rail,
                                             Deadline deadline) override;
+  [[nodiscard]] bool takes_lanes() const noexcept override { return true; }
   Result<> accept(InboundLane lane) override;
   bool sever_inbound(std::uint64_t peer_instance) override;
 
