@@ -78,7 +78,7 @@ constexpr std::array kSettings = {
             "Shards that may wait on one connection before a submission is told to try later."},
     Setting{"transport.tcp.socket_buffer", kSize, "0", "0..1GiB",
             "Send and receive buffer of each tcp connection; 0 leaves both to the kernel."},
-    Setting{"transport.tcp.spin", kDuration, "20us", "0..10ms",
+    Setting{"transport.tcp.spin", kDuration, "0s", "0..10ms",
             "How long a tcp thread polls for the answer to a small request before it sleeps."},
     Setting{"transport.tcp.threads", kInt, "2", "1..64",
             "Threads that run the connections of the tcp transport."},
