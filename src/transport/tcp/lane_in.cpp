@@ -135,7 +135,8 @@ LaneIn::Step LaneIn::begin(const wire::DataHeader& header) {
   for (std::size_t i = 0; i < header.count; ++i) {
     // The ranges are leased: they lie in memory of this process.
     auto* at = reinterpret_cast<std::byte*>(descriptors_[i].addr);
-    prefetch_piece<true>(at, descriptors_[i].length);
+    write ? prefetch_piece<true>(at, descriptors_[i].length)
+          : prefetch_piece<false>(at, descriptors_[i].length);
     payload_.add(at, descriptors_[i].length, i == 0);
   }
   phase_ = write ? Phase::kWrite : Phase::kRead;

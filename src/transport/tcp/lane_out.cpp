@@ -236,6 +236,7 @@ Result<> LaneOut::handle_read_data(const wire::DataHeader& header) {
   for (std::size_t i = record.first_slice; left != 0; ++i) {
     const Slice& slice = record.shard->slices[i];
     const std::uint32_t part = std::min(slice.length - offset, left);
+    prefetch_piece<true>(slice.local + offset, part);
     payload_.add(slice.local + offset, part);
     left -= part;
     offset = 0;

@@ -21,7 +21,7 @@ namespace crossdock::transport::tcp {
 // prefetching catches on (bench/micro/tcp_bench: see docs/design/tcp.md).
 template <bool kForWriting>
 inline void prefetch_piece(const void* data, std::size_t length) noexcept {
-  constexpr std::size_t kLine = 64, kLines = 4;
+  constexpr std::size_t kLine = 64, kLines = 16;
   const auto* at = static_cast<const std::byte*>(data);
   for (std::size_t i = 0; i < kLines && i * kLine < length; ++i)
     __builtin_prefetch(at + i * kLine, kForWriting ? 1 : 0, 3);

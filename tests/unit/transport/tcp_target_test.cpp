@@ -133,7 +133,7 @@ TEST_F(TcpTarget, FramesCutOffAtEveryByteEndTheLaneAndNothingElse) {
     send(std::span(frame).first(cut));
     fd_.reset();
     ASSERT_TRUE(lane_ends()) << "cut at " << cut;
-    if (cut <= head) ASSERT_TRUE(untouched()) << "cut at " << cut;
+    ASSERT_TRUE(cut > head || untouched()) << "cut at " << cut;
     for (const std::size_t i : {99u, 117u, 299u, 305u})
       ASSERT_EQ(memory_[i], std::byte{0}) << "cut at " << cut;
   }
