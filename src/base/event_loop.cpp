@@ -37,7 +37,9 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& name) {
   return loop;
 }
 
-EventLoop::~EventLoop() { stop_and_join(); }
+EventLoop::~EventLoop() {
+  stop_and_join();
+}
 
 void EventLoop::stop_and_join() {
   stop();

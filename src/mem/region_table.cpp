@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "base/futex.hpp"
+
 namespace crossdock::mem {
 namespace {
 
@@ -72,7 +74,8 @@ Lease& Lease::operator=(Lease&& other) noexcept {
 
 void Lease::reset() {
   // Release: what the holder wrote is visible to whoever sees the region free (finish_release()).
-  if (region_) region_->leases.fetch_sub(1, std::memory_order_acq_rel);
+  if (region_ && region_->leases.fetch_sub(1) == 1 && region_->closing.load())
+    base::futex_wake_all(region_->leases);
   region_.reset();
 }
 

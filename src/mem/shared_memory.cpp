@@ -83,4 +83,11 @@ void SharedMemory::reset() noexcept {
   fd_.reset();
 }
 
+void SharedMemory::disown() noexcept {
+  (void)fd_.release();
+  data_ = nullptr;
+  size_ = 0;
+  mapped_ = 0;
+}
+
 }  // namespace crossdock::mem

@@ -33,6 +33,8 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory() { reset(); }
   void reset() noexcept;
+  // Gives mapping and descriptor up without freeing them: someone may write there for ever.
+  void disown() noexcept;
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }

@@ -20,16 +20,16 @@
 #include <crossdock/core/result.hpp>
 #include <crossdock/transfer/types.hpp>
 
-namespace crossdock::transfer {
-inline namespace v1 {
-
-namespace detail {
+namespace crossdock::transfer::detail {
 class EngineCore;
 class RegionCore;
 class PeerCore;
 class TransferCore;
 class MailboxCore;
-}  // namespace detail
+}  // namespace crossdock::transfer::detail
+
+namespace crossdock::transfer {
+inline namespace v1 {
 
 struct EngineOptions {
   // How peers call this engine in the store. Empty: "host:port" of the control port.

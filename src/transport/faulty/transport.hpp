@@ -52,6 +52,7 @@ class FaultyTransport final : public Transport {
   [[nodiscard]] std::uint32_t num_rails() const noexcept override { return inner_->num_rails(); }
   Result<std::unique_ptr<Endpoint>> connect(const PeerInfo& peer, std::uint32_t rail,
                                             Deadline deadline) override;
+  [[nodiscard]] bool takes_lanes() const noexcept override { return inner_->takes_lanes(); }
   Result<> accept(InboundLane lane) override { return inner_->accept(std::move(lane)); }
   bool sever_inbound(std::uint64_t peer_instance) override {
     return inner_->sever_inbound(peer_instance);

@@ -1,0 +1,225 @@
+// The public handles: thin doors to the cores behind them.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <crossdock/transfer/engine.hpp>
+
+#include "transfer/engine_core.hpp"
+
+namespace crossdock::transfer {
+inline namespace v1 {
+
+// --- Region ---
+
+void* Region::address() const noexcept {
+  return reinterpret_cast<void*>(core_->record->address);
+}
+
+std::size_t Region::length() const noexcept {
+  return core_->record->length;
+}
+
+Result<> Region::release(Deadline deadline) {
+  if (core_->released.load()) return {};
+  CROSSDOCK_CHECK_OK(core_->engine->usable());
+  CROSSDOCK_CHECK_OK(core_->engine->release(*core_->record, deadline));
+  core_->released.store(true);
+  return {};
+}
+
+// --- Transfer ---
+
+std::uint64_t Transfer::id() const noexcept {
+  return core_->id;
+}
+
+Status Transfer::status() const {
+  return core_->status();
+}
+
+Result<> Transfer::wait(Deadline deadline) {
+  return core_->wait(deadline);
+}
+
+void Transfer::cancel() {
+  core_->request_stop(Error{.code = Code::kCancelled,
+                            .scope = Scope::kTransfer,
+                            .message = fmt::format("transfer {} was cancelled", core_->id)});
+}
+
+// --- Peer ---
+
+const std::string& Peer::name() const noexcept {
+  return core_->name();
+}
+
+std::uint64_t Peer::instance() const noexcept {
+  return core_->instance();
+}
+
+bool Peer::alive() const noexcept {
+  return core_->alive();
+}
+
+std::string Peer::transport() const {
+  return core_->transport_name();
+}
+
+namespace {
+
+RemoteRegion public_region(const transport::RemoteRegion& region) {
+  return {region.address, region.length, region.access, region.label};
+}
+
+}  // namespace
+
+std::vector<RemoteRegion> Peer::regions() const {
+  std::vector<RemoteRegion> regions;
+  for (const auto& region : *core_->regions().snapshot())
+    regions.push_back(public_region(*region));
+  return regions;
+}
+
+Result<RemoteRegion> Peer::region(std::string_view label, Deadline deadline) const {
+  const auto found = core_->regions().wait_for(label, deadline, [&] { return !core_->alive(); });
+  if (found) return public_region(*found);
+  if (!core_->alive()) return core_->lost_error();
+  return make_error(Code::kDeadline,
+                    fmt::format("peer '{}' has announced no region '{}'", core_->name(), label));
+}
+
+// --- Mailbox ---
+
+Result<Message> Mailbox::receive(Deadline deadline) {
+  return core_->receive(deadline);
+}
+
+std::optional<Message> Mailbox::try_receive() {
+  return core_->try_receive();
+}
+
+void Mailbox::on_message(std::function<void(Message)> fn) {
+  core_->set_handler(std::move(fn));
+}
+
+// --- Engine ---
+
+Result<Engine> Engine::create(EngineOptions options) {
+  CROSSDOCK_TRY(core, detail::EngineCore::create(std::move(options)));
+  return Engine(std::move(core));
+}
+
+Engine& Engine::operator=(Engine&& other) noexcept {
+  if (this != &other) {
+    if (core_) (void)core_->shutdown(Deadline::now());
+    core_ = std::move(other.core_);
+  }
+  return *this;
+}
+
+Engine::~Engine() {
+  if (core_) (void)core_->shutdown(Deadline::now());
+}
+
+const std::string& Engine::name() const noexcept {
+  return core_->identity().name;
+}
+
+const std::string& Engine::address() const noexcept {
+  return core_->address();
+}
+
+std::uint64_t Engine::instance() const noexcept {
+  return core_->identity().instance;
+}
+
+Result<Region> Engine::register_memory(void* address, std::size_t length, RegionOptions options) {
+  const MemoryRange range{address, length};
+  CROSSDOCK_TRY(regions, register_memory(std::span(&range, 1), std::move(options)));
+  return std::move(regions.front());
+}
+
+Result<std::vector<Region>> Engine::register_memory(std::span<const MemoryRange> ranges,
+                                                    RegionOptions options) {
+  std::vector<mem::NewRegion> fresh;
+  fresh.reserve(ranges.size());
+  for (const auto& range : ranges)
+    fresh.push_back({range.address, range.length});
+  CROSSDOCK_TRY(cores, core_->add_regions(fresh, options));
+  std::vector<Region> regions;
+  regions.reserve(cores.size());
+  for (auto& core : cores)
+    regions.push_back(Region(std::move(core)));
+  return regions;
+}
+
+Result<Region> Engine::allocate(std::size_t length, RegionOptions options) {
+  CROSSDOCK_CHECK_OK(core_->usable());
+  CROSSDOCK_TRY(memory, mem::SharedMemory::create(length, {.name = "crossdock-region"}));
+  const mem::NewRegion fresh{memory.data(), length, {.memfd = memory.fd(), .offset = 0}};
+  CROSSDOCK_TRY(cores, core_->add_regions(std::span(&fresh, 1), options));
+  cores.front()->memory = std::move(memory);
+  return Region(std::move(cores.front()));
+}
+
+Result<Peer> Engine::open(std::string_view name, Deadline deadline) {
+  CROSSDOCK_TRY(peer, core_->open(name, deadline));
+  return Peer(std::move(peer));
+}
+
+Result<Transfer> Engine::submit(const Peer& peer, std::span<const Request> batch,
+                                TransferOptions options) {
+  CROSSDOCK_TRY(transfer, core_->submit(peer.core_, batch, std::move(options)));
+  return Transfer(std::move(transfer));
+}
+
+Result<> Engine::transfer(const Peer& peer, std::span<const Request> batch,
+                          TransferOptions options) {
+  CROSSDOCK_TRY(transfer, core_->submit(peer.core_, batch, std::move(options)));
+  // The transfer ends by its own deadline; what is added is the time it takes to quiesce.
+  return transfer->wait(core_->quiesced_by(transfer->deadline));
+}
+
+Result<> Engine::notify(const Peer& peer, Notification notification, Deadline deadline) {
+  return transfer(peer, {}, {.deadline = deadline, .notification = std::move(notification)});
+}
+
+Result<Mailbox> Engine::mailbox(std::string_view name) {
+  CROSSDOCK_CHECK_OK(core_->usable());
+  if (name.empty() || name.size() > 64)
+    return invalid_argument(
+        fmt::format("a mailbox name has 1 to 64 bytes; this one has {}", name.size()));
+  return Mailbox(core_->mailboxes().get(std::string(name)));
+}
+
+Result<> Engine::fence(std::string_view peer_name, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
+  return core_->sessions().fence(std::string(peer_name), deadline);
+}
+
+std::vector<PendingTransfer> Engine::pending() const {
+  std::vector<PendingTransfer> pending;
+  for (const auto& transfer : core_->transfers().all())
+    pending.push_back({transfer->id, transfer->peer->name(), transfer->first_op, transfer->status(),
+                       transfer->deadline, transfer->options.user_data});
+  return pending;
+}
+
+std::string Engine::metrics() const {
+  return core_->metrics().prometheus();
+}
+
+Result<> Engine::close(Deadline deadline) {
+  return core_->shutdown(deadline);
+}
+
+}  // namespace v1
+
+namespace detail {
+
+RegionCore::~RegionCore() {
+  if (!released.load()) engine->release_unattended(std::move(memory), record);
+}
+
+}  // namespace detail
+}  // namespace crossdock::transfer

@@ -1,0 +1,266 @@
+// Birth and end of an engine. What it does in between is in engine_memory.cpp and
+// engine_transfer.cpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/engine_core.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.hpp"
+#include "transfer/host_identity.hpp"
+
+namespace crossdock::transfer::detail {
+namespace {
+
+constexpr std::size_t kMaxNameBytes = 256;
+
+// One page that the kernel zeroes in a child: tells a forked copy of an engine without a system
+// call.
+const unsigned char* make_fork_guard() {
+  void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return nullptr;
+  if (::madvise(page, 4096, MADV_WIPEONFORK) != 0) {
+    ::munmap(page, 4096);
+    return nullptr;
+  }
+  *static_cast<unsigned char*>(page) = 1;
+  return static_cast<const unsigned char*>(page);
+}
+
+Result<base::Config> load_config(const EngineOptions& options) {
+  base::ConfigOverrides overrides(options.config.begin(), options.config.end());
+  if (!options.listen.empty()) overrides.emplace_back("control.listen", options.listen);
+  return base::Config::load(overrides);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<EngineCore>> EngineCore::create(EngineOptions options) {
+  CROSSDOCK_TRY(config, load_config(options));
+  auto core = std::make_shared<EngineCore>(std::move(config));
+  if (auto started = core->start(options); !started.ok()) {
+    (void)core->shutdown(Deadline::now());
+    return std::move(started).error();
+  }
+  return core;
+}
+
+Result<> EngineCore::start(const EngineOptions& options) {
+  if (options.name.size() > kMaxNameBytes)
+    return invalid_argument(fmt::format("the engine name has {} bytes; at most {} are allowed",
+                                        options.name.size(), kMaxNameBytes));
+  settings_ = read_settings(config_);
+  CROSSDOCK_TRY(log, base::Logger::create(config_.string("log.level")));
+  log_ = log.component("transfer");
+  for (const auto& warning : config_.warnings())
+    log_.write(base::LogLevel::kWarn, warning);
+  tracer_ = std::make_unique<base::Tracer>(base::TracerOptions{
+      .file = config_.string("trace.file"),
+      .events_per_thread = static_cast<std::size_t>(config_.integer("trace.events_per_thread"))});
+  make_counters();
+  fork_guard_ = make_fork_guard();
+  mailboxes_ = std::make_unique<Mailboxes>(settings_.mailbox_messages);
+  CROSSDOCK_TRY(instance, wire::random_id());
+  identity_.instance = instance;
+  identity_.host = read_host_identity();
+  identity_.secret = settings_.secret;
+  CROSSDOCK_TRY(loop, base::EventLoop::create("xd-control"));
+  loop_ = std::move(loop);
+  transfers_ = std::make_unique<TransferList>(*loop_, settings_.quiesce_grace);
+  CROSSDOCK_CHECK_OK(start_transports());
+  server_ = std::make_unique<ControlServer>(
+      *loop_, identity_, settings_, log.component("control"),
+      [this](std::shared_ptr<ControlLink> link, const wire::Hello& hello) {
+        on_welcome(std::move(link), hello);
+      });
+  CROSSDOCK_CHECK_OK(server_->listen());
+  address_ = options.advertise.empty() ? server_->address().to_string() : options.advertise;
+  identity_.name = options.name.empty() ? address_ : options.name;
+  Result<> listening;
+  loop_->run([&] { listening = server_->start(); });
+  CROSSDOCK_CHECK_OK(std::move(listening));
+  return publish(options.store);
+}
+
+Result<> EngineCore::publish(const std::string& store) {
+  const auto deadline = Deadline::in(settings_.connect_timeout);
+  CROSSDOCK_TRY(publisher, Publisher::create(store, deadline));
+  publisher_ = std::move(publisher);
+  if (publisher_->peer_to_peer()) return {};
+  const SegmentRecord record{address_, identity_.instance};
+  CROSSDOCK_CHECK_OK(
+      publisher_->publish(identity_.name, record, 3 * settings_.republish, deadline));
+  loop_->run([this] { republish_later(); });
+  return {};
+}
+
+void EngineCore::republish_later() {
+  loop_->call_at(Deadline::in(settings_.republish), [this] {
+    jobs_.post([this] {
+      const SegmentRecord record{address_, identity_.instance};
+      const auto again = publisher_->publish(identity_.name, record, 3 * settings_.republish,
+                                             Deadline::in(settings_.republish / 2));
+      if (!again.ok())
+        CROSSDOCK_LOG_ONCE(log_, kWarn, "republish", "cannot renew the entry in the store: {}",
+                           again.error().message);
+    });
+    republish_later();
+  });
+}
+
+Result<> EngineCore::start_transports() {
+  const auto context = transport::TransportContext{.config = &config_,
+                                                   .log = &log_,
+                                                   .metrics = &metrics_,
+                                                   .tracer = tracer_.get(),
+                                                   .regions = &regions_,
+                                                   .instance = identity_.instance,
+                                                   .host = identity_.host};
+  CROSSDOCK_TRY(transports, transport::make_transports(context));
+  transports_ = std::move(transports);
+  for (const auto& transport : transports_)
+    if (transport->name().find("shm") != std::string_view::npos)
+      identity_.features |= kFeatureCopiesItself;
+  return {};
+}
+
+void EngineCore::make_counters() {
+  const auto outcome = [this](const char* label) {
+    return metrics_.counter({.name = "crossdock_transfers_total", .help = "Transfers by outcome."},
+                            {{"outcome", label}});
+  };
+  counters_.delivered = outcome("delivered");
+  counters_.failed = outcome("failed");
+  counters_.cancelled = outcome("cancelled");
+  counters_.bytes = metrics_.counter(
+      {.name = "crossdock_transfer_bytes_total", .help = "Bytes of delivered transfers."});
+  counters_.retries = metrics_.counter({.name = "crossdock_shard_retries_total",
+                                        .help = "Shards posted again after a rail failed."});
+  counters_.regions =
+      metrics_.gauge({.name = "crossdock_regions", .help = "Registered memory regions."});
+  counters_.latency = metrics_.histogram({.name = "crossdock_transfer_seconds",
+                                          .help = "Time from submission to the terminal state.",
+                                          .scale = 1e-9});
+}
+
+Result<> EngineCore::usable() const {
+  if (closed_.load(std::memory_order_acquire))
+    return Error{.code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine is closed"};
+  if (fork_guard_ != nullptr && *fork_guard_ != 1)
+    return Error{.code = Code::kUnsupported,
+                 .scope = Scope::kEngine,
+                 .message =
+                     "this engine was created before fork(); its threads are in the parent. "
+                     "Create an engine in the child"};
+  return {};
+}
+
+// Two kinds of connection come through the control port.
+void EngineCore::on_welcome(std::shared_ptr<ControlLink> link, const wire::Hello& hello) {
+  if (hello.purpose == wire::Purpose::kData) return on_data_lane(link, hello);
+  const auto token = wire::random_id();
+  if (!token.ok()) return link->close(token.error());
+  sessions_.add(std::make_shared<InboundSession>(*this, std::move(link), hello, *token));
+}
+
+void EngineCore::on_data_lane(const std::shared_ptr<ControlLink>& link, const wire::Hello& hello) {
+  const auto session = sessions_.by_token(hello.token);
+  if (!session) {
+    // A lane of a session that ended, or of the engine that had this port before us.
+    const wire::Refused refused{
+        .code = Code::kPeerLost,
+        .message =
+            fmt::format("this is instance {:016x}; it has no such session", identity_.instance)};
+    (void)link->send(refused);
+    return link->close(make_error(refused.code, refused.message));
+  }
+  if (const auto sent = link->send(welcome(hello.token)); !sent.ok())
+    return link->close(sent.error());
+  auto fd = link->detach();
+  if (!fd.ok()) return link->close(fd.error());
+  for (const auto& transport : transports_) {
+    if (!transport->takes_lanes()) continue;
+    const auto taken = transport->accept({.fd = std::move(*fd),
+                                          .peer_name = session->peer_name(),
+                                          .peer_instance = session->peer_instance(),
+                                          .lane = hello.rail});
+    if (!taken.ok())
+      CROSSDOCK_LOG(log_, kWarn, "refused a data lane of '{}': {}", session->peer_name(),
+                    taken.error().message);
+    return;
+  }
+}
+
+Result<> EngineCore::stop_transfers(Deadline deadline) {
+  const Error why{
+      .code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine was closed"};
+  for (const auto& transfer : transfers_->all())
+    transfer->request_stop(why);
+  const auto grace =
+      std::min<std::chrono::nanoseconds>(settings_.quiesce_grace, deadline.remaining());
+  if (transfers_->wait_empty(Deadline::in(grace))) return {};
+  for (const auto& transfer : transfers_->all())
+    transfer->sever_rails(why);
+  if (transfers_->wait_empty(Deadline::in(std::chrono::seconds(2)))) return {};
+  return make_error(Code::kInternal, "transfers did not end after their rails were cut");
+}
+
+void EngineCore::stop_peers(const Error& why) {
+  std::map<std::string, std::weak_ptr<PeerCore>> peers;
+  {
+    const std::lock_guard lock(mutex_);
+    peers.swap(peers_);
+  }
+  for (const auto& [name, weak] : peers)
+    if (const auto peer = weak.lock()) peer->shut(why);
+  // The rails that were let go of are destroyed by the loop; after this, all of them are.
+  loop_->run([] {});
+}
+
+Result<> EngineCore::shutdown(Deadline deadline) {
+  const std::lock_guard lock(shutdown_mutex_);
+  closed_.store(true);
+  if (shut_) return {};
+  shut_ = true;
+  if (!loop_) return {};
+  if (fork_guard_ != nullptr && *fork_guard_ != 1) return usable();  // a child owns no threads
+  const Error why{
+      .code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine was closed"};
+  Result<> outcome = stop_transfers(deadline);
+  if (sessions_.size() > 0) {
+    const auto revocation = sessions_.revoke({});
+    if (!revocation->wait(deadline) && outcome.ok())
+      outcome =
+          Error{.code = Code::kBusy,
+                .scope = Scope::kPeer,
+                .message = fmt::format("closed, but {} did not confirm that they stopped using "
+                                       "this engine's memory; keep it mapped",
+                                       revocation->holders())};
+  }
+  if (publisher_ && !publisher_->peer_to_peer())
+    (void)publisher_->withdraw(identity_.name, {address_, identity_.instance},
+                               earlier(deadline, Deadline::in(std::chrono::seconds(1))));
+  stop_peers(why);
+  jobs_.stop();
+  for (const auto& transfer : transfers_->all())
+    transfer->finish(why);
+  loop_->run([&] {
+    if (server_) server_->stop();
+    sessions_.close_all(why);
+  });
+  loop_->run([] {});  // rails that the sessions' end released
+  mailboxes_->close();
+  loop_->stop_and_join();
+  orphans_.abandon();
+  transports_.clear();
+  if (tracer_) (void)tracer_->flush();
+  return outcome;
+}
+
+EngineCore::~EngineCore() {
+  (void)shutdown(Deadline::now());
+  if (fork_guard_ != nullptr) ::munmap(const_cast<unsigned char*>(fork_guard_), 4096);
+}
+
+}  // namespace crossdock::transfer::detail

@@ -1,0 +1,165 @@
+// The shared state behind an Engine handle: owns every part and wires them together.
+//
+//   control loop (1 thread)   handshakes, sessions, peers' frames, deadlines
+//   job thread (on demand)    dialling again, hashing, publishing
+//   transports' threads       moving bytes
+//
+// Created by Engine::create, ended by shutdown(); Region, Peer and Transfer handles may keep the
+// shell alive after that. Thread-safe.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <crossdock/transfer/engine.hpp>
+
+#include "base/config.hpp"
+#include "base/event_loop.hpp"
+#include "base/job_thread.hpp"
+#include "base/log.hpp"
+#include "base/metrics.hpp"
+#include "base/trace.hpp"
+#include "mem/region_table.hpp"
+#include "mem/shared_memory.hpp"
+#include "transfer/control_server.hpp"
+#include "transfer/mailbox.hpp"
+#include "transfer/orphans.hpp"
+#include "transfer/peer_core.hpp"
+#include "transfer/publisher.hpp"
+#include "transfer/session_board.hpp"
+#include "transfer/settings.hpp"
+#include "transfer/transfer_core.hpp"
+#include "transfer/transfer_list.hpp"
+#include "transport/transport.hpp"
+
+namespace crossdock::transfer::detail {
+
+// "faulty+tcp" speaks to the peer's "tcp": the fault injector is a wrapper on one side only.
+inline std::string_view base_name(std::string_view transport) {
+  const auto plus = transport.rfind('+');
+  return plus == std::string_view::npos ? transport : transport.substr(plus + 1);
+}
+
+class EngineCore : public std::enable_shared_from_this<EngineCore> {
+ public:
+  static Result<std::shared_ptr<EngineCore>> create(EngineOptions options);
+  explicit EngineCore(base::Config config) : config_(std::move(config)) {}
+  ~EngineCore();
+
+  // kClosed after shutdown, kUnsupported in a forked child.
+  [[nodiscard]] Result<> usable() const;
+  // Idempotent. Ok when everything is quiesced; kBusy or kDeadline name who is not.
+  Result<> shutdown(Deadline deadline);
+
+  // --- memory (engine_memory.cpp) ---
+  Result<std::vector<std::shared_ptr<RegionCore>>> add_regions(
+      std::span<const mem::NewRegion> regions, const RegionOptions& options);
+  Result<> release(mem::RegionRecord& region, Deadline deadline);
+  // The last handle of a region went; `memory`, if any, is freed with it.
+  void release_unattended(std::optional<mem::SharedMemory> memory,
+                          std::shared_ptr<mem::RegionRecord> record);
+  Result<> forget_region(mem::RegionRecord& region);
+  [[nodiscard]] wire::Welcome welcome(std::uint64_t data_token) const;
+  [[nodiscard]] std::vector<std::vector<std::byte>> segment_frames() const;
+
+  // --- peers and transfers (engine_transfer.cpp) ---
+  Result<std::shared_ptr<PeerCore>> open(std::string_view name, Deadline deadline);
+  Result<std::shared_ptr<TransferCore>> submit(const std::shared_ptr<PeerCore>& peer,
+                                               std::span<const Request> batch,
+                                               TransferOptions options);
+  // Takes a failed shard for another try; false when there shall be none.
+  bool retry(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
+  // When a transfer with this deadline is terminal at the latest.
+  [[nodiscard]] Deadline quiesced_by(Deadline deadline) const;
+  void account(const TransferCore& transfer, State state) noexcept;
+
+  [[nodiscard]] base::EventLoop& loop() noexcept { return *loop_; }
+  [[nodiscard]] base::JobThread& jobs() noexcept { return jobs_; }
+  [[nodiscard]] base::Logger& log() noexcept { return log_; }
+  [[nodiscard]] base::Registry& metrics() noexcept { return metrics_; }
+  [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
+  [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  [[nodiscard]] mem::RegionTable& regions() noexcept { return regions_; }
+  [[nodiscard]] const std::vector<std::unique_ptr<transport::Transport>>& transports()
+      const noexcept {
+    return transports_;
+  }
+  [[nodiscard]] SessionBoard& sessions() noexcept { return sessions_; }
+  [[nodiscard]] Mailboxes& mailboxes() noexcept { return *mailboxes_; }
+  [[nodiscard]] TransferList& transfers() noexcept { return *transfers_; }
+
+ private:
+  Result<> start(const EngineOptions& options);
+  Result<> start_transports();
+  Result<> publish(const std::string& store);
+  void republish_later();
+  void on_welcome(std::shared_ptr<ControlLink> link, const wire::Hello& hello);
+  void on_data_lane(const std::shared_ptr<ControlLink>& link, const wire::Hello& hello);
+  [[nodiscard]] std::vector<wire::RegionEntry> entries_of(
+      std::span<const std::shared_ptr<mem::RegionRecord>> regions) const;
+  void announce(std::span<const std::shared_ptr<mem::RegionRecord>> regions);
+  Result<std::shared_ptr<PeerCore>> dial_peer(const std::string& name, Deadline deadline);
+  void post_shards(TransferCore& transfer, const std::vector<std::shared_ptr<RailSet>>& sets);
+  void post_shard(TransferCore& transfer, transport::Shard& shard,
+                  const std::shared_ptr<RailSet>& set);
+  void repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
+              const Error& error);
+  Result<> stop_transfers(Deadline deadline);
+  void stop_peers(const Error& why);
+
+  struct Counters {
+    std::shared_ptr<base::Counter> delivered, failed, cancelled, bytes, retries, severed;
+    std::shared_ptr<base::Gauge> regions;
+    std::shared_ptr<base::Histogram> latency;
+  };
+  void make_counters();
+
+  const base::Config config_;
+  Settings settings_;
+  base::Logger log_;
+  base::Registry metrics_;
+  std::unique_ptr<base::Tracer> tracer_;
+  Counters counters_;
+  Identity identity_;
+  std::string address_;
+  mem::RegionTable regions_;
+  std::shared_ptr<TransferPool> pool_ = std::make_shared<TransferPool>();
+  std::unique_ptr<Mailboxes> mailboxes_;
+  SessionBoard sessions_{*this};
+  Orphans orphans_{*this};
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
+  std::unique_ptr<base::EventLoop> loop_;
+  base::JobThread jobs_{"xd-jobs"};
+  std::unique_ptr<TransferList> transfers_;
+  std::unique_ptr<ControlServer> server_;
+  std::unique_ptr<Publisher> publisher_;
+  std::atomic<std::uint64_t> next_transfer_{1};
+  std::atomic<std::uint32_t> in_flight_{0};
+  std::atomic<bool> closed_{false};
+  const unsigned char* fork_guard_ = nullptr;  // a page that is wiped in a forked child
+
+  std::mutex mutex_;  // guards what follows
+  std::map<std::string, std::weak_ptr<PeerCore>> peers_;
+  std::mutex shutdown_mutex_;
+  bool shut_ = false;
+};
+
+// Behind a Region handle. The last handle releases it.
+class RegionCore {
+ public:
+  RegionCore(std::shared_ptr<EngineCore> owner, std::shared_ptr<mem::RegionRecord> its_record)
+      : engine(std::move(owner)), record(std::move(its_record)) {}
+  ~RegionCore();
+
+  const std::shared_ptr<EngineCore> engine;
+  const std::shared_ptr<mem::RegionRecord> record;
+  std::optional<mem::SharedMemory> memory;  // of Engine::allocate
+  std::atomic<bool> released{false};
+};
+
+}  // namespace crossdock::transfer::detail

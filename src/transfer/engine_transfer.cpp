@@ -1,0 +1,209 @@
+// The engine's peers and transfers: opening, submitting, retrying.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "base/clock.hpp"
+#include "transfer/engine_core.hpp"
+#include "transfer/planner.hpp"
+
+namespace crossdock::transfer::detail {
+namespace {
+
+constexpr std::size_t kMaxMailboxBytes = 64;
+constexpr std::size_t kMaxPayloadBytes = 60 * 1024;
+
+// A rail failed, not the request: the same bytes may get through another way.
+bool is_rail_fault(const Error& error) {
+  return error.code == Code::kUnreachable || error.code == Code::kPeerLost ||
+         error.code == Code::kClosed || error.code == Code::kWouldBlock;
+}
+
+Result<> check_notification(const Notification& notification) {
+  if (notification.mailbox.empty() || notification.mailbox.size() > kMaxMailboxBytes)
+    return invalid_argument(fmt::format("a mailbox name has 1 to {} bytes; this one has {}",
+                                        kMaxMailboxBytes, notification.mailbox.size()));
+  if (notification.payload.size() > kMaxPayloadBytes)
+    return invalid_argument(
+        fmt::format("a notification carries at most {} bytes, this one has {}; "
+                    "write larger data into a region",
+                    kMaxPayloadBytes, notification.payload.size()));
+  return {};
+}
+
+// What is left of a shard after its front arrived.
+void trim_shard(TransferCore& transfer, transport::Shard& shard) {
+  std::uint64_t arrived = 0;
+  for (const auto& slice : shard.slices.first(shard.slices_done))
+    arrived += slice.length;
+  transfer.take_back(shard.progress - arrived);
+  shard.slices = shard.slices.subspan(shard.slices_done);
+  shard.bytes -= arrived;
+  shard.slices_done = 0;
+  shard.progress = 0;
+  shard.next = nullptr;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<PeerCore>> EngineCore::open(std::string_view name, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(usable());
+  if (name.empty()) return invalid_argument("the peer name is empty");
+  if (loop_->on_loop_thread())
+    return invalid_argument("open() blocks and must not be called from a callback of the engine");
+  const std::string key(name);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = peers_.find(key);
+    if (found != peers_.end()) {
+      const auto peer = found->second.lock();
+      if (peer && peer->alive()) return peer;
+      peers_.erase(found);
+    }
+  }
+  CROSSDOCK_TRY(peer, dial_peer(key, deadline));
+  const std::lock_guard lock(mutex_);
+  if (closed_.load()) return usable().error();
+  peers_[key] = peer;
+  return peer;
+}
+
+Result<std::shared_ptr<PeerCore>> EngineCore::dial_peer(const std::string& name,
+                                                        Deadline deadline) {
+  CROSSDOCK_TRY(record, publisher_->find(name, deadline));
+  CROSSDOCK_TRY(where, base::parse_host_port(record.address));
+  auto greeting =
+      dial(where, identity_, {}, earlier(deadline, Deadline::in(settings_.connect_timeout)));
+  if (!greeting.ok()) {
+    Error error = std::move(greeting).error();
+    error.scope = Scope::kPeer;
+    error.message = fmt::format("peer '{}' at {}: {}", name, record.address, error.message);
+    return error;
+  }
+  if (record.instance != 0 && record.instance != greeting->welcome.instance_id)
+    return Error{.code = Code::kPeerLost,
+                 .scope = Scope::kPeer,
+                 .retry = Retry::kLater,
+                 .message = fmt::format("the store says that peer '{}' is instance {:016x}, but {} "
+                                        "answers at {}; its entry is stale",
+                                        name, record.instance, greeting->welcome.engine_name,
+                                        record.address)};
+  auto peer = std::make_shared<PeerCore>(shared_from_this(), name, record.address,
+                                         std::move(greeting->welcome));
+  auto connected = peer->connect(std::move(greeting->fd), std::move(greeting->reader), deadline);
+  if (!connected.ok()) {
+    peer->shut(connected.error());
+    return std::move(connected).error();
+  }
+  return peer;
+}
+
+Result<std::shared_ptr<TransferCore>> EngineCore::submit(const std::shared_ptr<PeerCore>& peer,
+                                                         std::span<const Request> batch,
+                                                         TransferOptions options) {
+  CROSSDOCK_CHECK_OK(usable());
+  if (!peer->alive()) return peer->lost_error();
+  if (options.notification) CROSSDOCK_CHECK_OK(check_notification(*options.notification));
+  if (in_flight_.load(std::memory_order_relaxed) >= settings_.max_pending)
+    return Error{.code = Code::kWouldBlock,
+                 .retry = Retry::kLater,
+                 .message = fmt::format("{} transfers are in flight; wait for some or raise "
+                                        "transfer.max_pending",
+                                        settings_.max_pending)};
+  auto transfer = pool_->acquire();
+  transfer->engine = this;
+  transfer->peer = peer;
+  transfer->id = next_transfer_.fetch_add(1, std::memory_order_relaxed);
+  transfer->deadline = options.deadline.value_or(Deadline::in(settings_.timeout));
+  transfer->checksum = options.checksum.value_or(settings_.checksum);
+  transfer->first_op = batch.empty() ? Op::kWrite : batch.front().op;
+  transfer->submitted_ns = base::now_ns();
+  transfer->options = std::move(options);
+  Plan plan;
+  CROSSDOCK_CHECK_OK(plan_batch(batch, regions_, *peer, settings_, *transfer, plan));
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  transfer->start();
+  post_shards(*transfer, plan.sets);
+  transfer->all_posted();
+  if (!transfer->terminal()) transfers_->add(transfer);
+  // The peer may have died between the check above and the listing: whoever came last stops it.
+  if (!peer->alive()) transfer->request_stop(peer->lost_error());
+  return transfer;
+}
+
+void EngineCore::post_shards(TransferCore& transfer,
+                             const std::vector<std::shared_ptr<RailSet>>& sets) {
+  for (std::size_t i = 0; i < transfer.shards.size(); ++i) {
+    auto& shard = transfer.shards[i];
+    shard.transfer_id = transfer.id;
+    shard.deadline = transfer.deadline;
+    shard.stop = transfer.stop_flag();
+    shard.sink = &transfer;
+    post_shard(transfer, shard, sets[i]);
+  }
+}
+
+void EngineCore::post_shard(TransferCore& transfer, transport::Shard& shard,
+                            const std::shared_ptr<RailSet>& set) {
+  auto* rail = set->least_loaded();
+  transfer.assign(shard, set, rail);
+  if (auto posted = rail->post(shard); !posted.ok()) transfer.shard_refused(shard, posted.error());
+}
+
+bool EngineCore::retry(TransferCore& transfer, transport::Shard& shard,
+                       const Error& error) noexcept {
+  if (!is_rail_fault(error) || !transfer.peer->alive() || transfer.deadline.passed()) return false;
+  // A full queue is not a fault of the rail: those tries are not counted.
+  if (error.code != Code::kWouldBlock && ++shard.attempts > settings_.max_retries) return false;
+  counters_.retries->add();
+  auto keep = transfer.shared_from_this();
+  if (error.code == Code::kWouldBlock)
+    return loop_->post([this, keep, &shard, error] {
+      loop_->call_at(Deadline::in(std::chrono::milliseconds(1)),
+                     [this, keep, &shard, error] { repost(keep, shard, error); });
+    });
+  return jobs_.post([this, keep, &shard, error] { repost(keep, shard, error); });
+}
+
+void EngineCore::repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
+                        const Error& error) {
+  trim_shard(*transfer, shard);
+  if (transfer->stopping() || !transfer->peer->alive()) return transfer->give_up(error);
+  auto& region = *const_cast<transport::RemoteRegion*>(shard.slices.front().region);
+  const auto deadline = earlier(transfer->deadline, Deadline::in(settings_.connect_timeout));
+  auto set = transfer->set_of(shard);
+  if (error.code != Code::kWouldBlock) {
+    set->down.store(true);
+    auto next = transfer->peer->another_set(*set, region, deadline);
+    if (!next.ok()) return transfer->give_up(error);
+    set = std::move(*next);
+  }
+  post_shard(*transfer, shard, set);
+}
+
+Deadline EngineCore::quiesced_by(Deadline deadline) const {
+  const auto margin = 2 * settings_.quiesce_grace + std::chrono::seconds(2);
+  return Deadline::at(deadline.when() +
+                      std::chrono::duration_cast<Deadline::Clock::duration>(margin));
+}
+
+void EngineCore::account(const TransferCore& transfer, State state) noexcept {
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  const auto now = base::now_ns();
+  counters_.latency->record(now - transfer.submitted_ns);
+  switch (state) {
+    case State::kDelivered:
+      counters_.delivered->add();
+      counters_.bytes->add(transfer.bytes_total);
+      break;
+    case State::kCancelled:
+      counters_.cancelled->add();
+      break;
+    default:
+      counters_.failed->add();
+      break;
+  }
+  if (tracer_->on())
+    tracer_->span("transfer", transfer.submitted_ns, now, {"bytes", transfer.bytes_total});
+}
+
+}  // namespace crossdock::transfer::detail

@@ -1,0 +1,272 @@
+// See peer_core.hpp. What goes over the control link is here; rails and dialling are in
+// peer_rails.cpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/peer_core.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "transfer/engine_core.hpp"
+
+namespace crossdock::transfer::detail {
+
+PeerCore::PeerCore(std::shared_ptr<EngineCore> engine, std::string name, std::string address,
+                   wire::Welcome welcome)
+    : engine_(std::move(engine)),
+      name_(std::move(name)),
+      address_(std::move(address)),
+      welcome_(std::move(welcome)) {}
+
+PeerCore::~PeerCore() {
+  if (link_) link_->send_last(wire::Bye{.reason = "the peer handle was dropped"});
+}
+
+Result<> PeerCore::connect(base::UniqueFd fd, wire::FrameReader reader, Deadline deadline) {
+  link_ = std::make_shared<ControlLink>(engine_->loop(), std::move(fd), std::move(reader));
+  const bool posted = engine_->loop().post([self = shared_from_this()] {
+    // Weak: the link must not keep the peer alive, only the handles and transfers do.
+    std::weak_ptr<PeerCore> weak = self;
+    self->link_->start(
+        [weak](const wire::Frame& frame) -> Result<> {
+          const auto peer = weak.lock();
+          return peer ? peer->on_frame(frame) : Result<>();
+        },
+        [weak](const Error& why) {
+          if (const auto peer = weak.lock()) peer->on_closed(why);
+        });
+  });
+  if (!posted) return make_error(Code::kClosed, "the engine is closed");
+  {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline.when(), [&] { return segment_known_ || lost_; }))
+      return make_error(Code::kDeadline,
+                        fmt::format("peer '{}' did not send its segment in time", name_));
+    if (lost_) return *lost_;
+  }
+  CROSSDOCK_CHECK_OK(redial(deadline));
+  return cover_regions(deadline);
+}
+
+Error PeerCore::lost_error() const {
+  const std::lock_guard lock(mutex_);
+  if (lost_) return *lost_;
+  return make_error(Code::kPeerLost, fmt::format("peer '{}' is gone; open it again", name_));
+}
+
+Result<> PeerCore::on_frame(const wire::Frame& frame) {
+  switch (frame.type) {
+    case wire::MessageType::kSegmentPage:
+      return on_segment_page(frame);
+    case wire::MessageType::kRegionAdded: {
+      CROSSDOCK_TRY(added, wire::decode<wire::RegionAdded>(frame.payload));
+      return regions_.add(added.regions, welcome_.transports);
+    }
+    case wire::MessageType::kRegionsRemoved: {
+      CROSSDOCK_TRY(removed, wire::decode<wire::RegionsRemoved>(frame.payload));
+      if (!removed.region_ids.empty()) regions_.revoke(removed.region_ids);
+      return {};
+    }
+    case wire::MessageType::kRevoke:
+      return on_revoke(frame);
+    case wire::MessageType::kNotifyAck: {
+      CROSSDOCK_TRY(ack, wire::decode<wire::NotifyAck>(frame.payload));
+      if (ack.code == Code::kOk) return settle(ack.sequence, std::uint64_t{0}), Result<>();
+      return settle(ack.sequence,
+                    Error{.code = ack.code,
+                          .retry = Retry::kLater,
+                          .message = fmt::format("peer '{}' did not take the notification: {}",
+                                                 name_, crossdock::to_string(ack.code))}),
+             Result<>();
+    }
+    case wire::MessageType::kDigestReply:
+      return on_digest_reply(frame);
+    case wire::MessageType::kPing: {
+      CROSSDOCK_TRY(ping, wire::decode<wire::Ping>(frame.payload));
+      return link_->send(wire::Pong{.value = ping.value});
+    }
+    case wire::MessageType::kPong:
+      return {};
+    case wire::MessageType::kBye: {
+      CROSSDOCK_TRY(bye, wire::decode<wire::Bye>(frame.payload));
+      return Error{.code = Code::kPeerLost,
+                   .scope = Scope::kPeer,
+                   .retry = Retry::kAfterReconnect,
+                   .message = fmt::format("peer '{}' left: {}", name_, bye.reason)};
+    }
+    default:
+      return Error{
+          .code = Code::kCorrupt,
+          .scope = Scope::kPeer,
+          .message = fmt::format("peer '{}' sent {} where only a server's messages are allowed",
+                                 name_, wire::to_string(frame.type))};
+  }
+}
+
+Result<> PeerCore::on_segment_page(const wire::Frame& frame) {
+  CROSSDOCK_TRY(page, wire::decode<wire::SegmentPage>(frame.payload));
+  CROSSDOCK_TRY(complete, assembler_.add(std::move(page)));
+  if (!complete) return {};
+  CROSSDOCK_CHECK_OK(regions_.add(assembler_.take(), welcome_.transports));
+  const std::lock_guard lock(mutex_);
+  segment_known_ = true;
+  changed_.notify_all();
+  return {};
+}
+
+// The peer wants regions back (or, naming none, everything): what runs on them is stopped, and the
+// acknowledgement goes out when the last of it is quiesced.
+Result<> PeerCore::on_revoke(const wire::Frame& frame) {
+  CROSSDOCK_TRY(revoke, wire::decode<wire::Revoke>(frame.payload));
+  const bool everything = revoke.region_ids.empty();
+  const auto regions = regions_.revoke(revoke.region_ids);
+  revocations_.push_back({revoke.token, regions, everything});
+  const Error why{.code = Code::kClosed,
+                  .scope = Scope::kTransfer,
+                  .message = fmt::format("peer '{}' released the memory of this transfer", name_)};
+  for (const auto& transfer : engine_->transfers().all()) {
+    if (transfer->peer.get() != this) continue;
+    if (transfer->uses_revoked()) transfer->request_stop(why);
+  }
+  check_revocations();
+  return {};
+}
+
+void PeerCore::check_revocations() {
+  for (auto it = revocations_.begin(); it != revocations_.end();) {
+    const bool quiet = std::all_of(it->regions.begin(), it->regions.end(),
+                                   [](const RemoteRegionPtr& r) { return r->leases.load() == 0; });
+    if (!quiet) {
+      ++it;
+      continue;
+    }
+    for (const auto& region : it->regions)
+      detach(*region);
+    (void)link_->send(wire::RevokeAck{.token = it->token});
+    it = revocations_.erase(it);
+  }
+}
+
+void PeerCore::release_remote(transport::RemoteRegion& region) {
+  // Sequentially consistent with revoke(): either the revocation sees no lease, or we see it.
+  if (region.leases.fetch_sub(1) != 1 || !region.revoked.load()) return;
+  engine_->loop().post([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->check_revocations();
+  });
+}
+
+template <class M>
+void PeerCore::ask(M message, std::uint64_t transfer_id, OnReply on_reply) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) {
+      message.sequence = next_sequence_++;
+      owed_.emplace(message.sequence, Owed{transfer_id, std::move(on_reply)});
+    }
+  }
+  if (on_reply) return on_reply(lost_error());
+  if (auto sent = link_->send(message); !sent.ok())
+    settle(message.sequence, std::move(sent).error());
+}
+
+void PeerCore::send_notification(const Notification& notification, std::uint64_t transfer_id,
+                                 std::function<void(Result<>)> on_sent) {
+  ask(wire::Notify{.transfer_id = transfer_id,
+                   .mailbox = notification.mailbox,
+                   .payload = notification.payload},
+      transfer_id, [on_sent = std::move(on_sent)](Result<std::uint64_t> reply) {
+        on_sent(reply.ok() ? Result<>() : Result<>(std::move(reply).error()));
+      });
+}
+
+void PeerCore::request_digest(std::vector<wire::DigestRange> ranges, std::uint64_t transfer_id,
+                              OnReply on_reply) {
+  ask(wire::DigestRequest{.ranges = std::move(ranges)}, transfer_id, std::move(on_reply));
+}
+
+Result<> PeerCore::on_digest_reply(const wire::Frame& frame) {
+  CROSSDOCK_TRY(reply, wire::decode<wire::DigestReply>(frame.payload));
+  if (reply.code == Code::kOk)
+    settle(reply.sequence, reply.digest);
+  else
+    settle(reply.sequence, make_error(reply.code, fmt::format("peer '{}' could not check: {}",
+                                                              name_, reply.message)));
+  return {};
+}
+
+void PeerCore::settle(std::uint64_t sequence, Result<std::uint64_t> reply) {
+  OnReply on_reply;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = owed_.find(sequence);
+    if (found == owed_.end()) return;  // abandoned before
+    on_reply = std::move(found->second.on_reply);
+    owed_.erase(found);
+  }
+  on_reply(std::move(reply));
+}
+
+void PeerCore::abandon(std::uint64_t transfer_id, const Error& why) {
+  std::vector<OnReply> replies;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = owed_.begin(); it != owed_.end();) {
+      if (it->second.transfer_id != transfer_id) {
+        ++it;
+        continue;
+      }
+      replies.push_back(std::move(it->second.on_reply));
+      it = owed_.erase(it);
+    }
+  }
+  for (const auto& reply : replies)
+    reply(why);
+}
+
+void PeerCore::settle_all(const Error& why) {
+  std::map<std::uint64_t, Owed> owed;
+  {
+    const std::lock_guard lock(mutex_);
+    owed.swap(owed_);
+  }
+  for (const auto& [sequence, entry] : owed)
+    entry.on_reply(why);
+}
+
+// The control link ended: the peer is dead, or as good as.
+void PeerCore::on_closed(const Error& why) {
+  const Error lost{.code = why.code == Code::kClosed ? Code::kClosed : Code::kPeerLost,
+                   .scope = Scope::kPeer,
+                   .retry = Retry::kAfterReconnect,
+                   .native = why.native,
+                   .message = fmt::format("peer '{}' (instance {:016x}) is lost: {}", name_,
+                                          instance(), why.message)};
+  std::array<std::shared_ptr<RailSet>, transport::kMaxTransports> sets;
+  {
+    const std::lock_guard lock(mutex_);
+    if (lost_) return;
+    lost_ = lost;
+    alive_.store(false);
+    sets = sets_;
+    changed_.notify_all();
+  }
+  regions_.wake();
+  for (const auto& transfer : engine_->transfers().all())
+    if (transfer->peer.get() == this) transfer->request_stop(lost);
+  for (const auto& set : sets)
+    if (set) set->sever(lost);
+  settle_all(lost);
+}
+
+void PeerCore::shut(const Error& why) {
+  if (link_) {
+    link_->send_last(wire::Bye{.reason = why.message});
+    engine_->loop().run([&] { link_->close(why); });
+  }
+  std::array<std::shared_ptr<RailSet>, transport::kMaxTransports> sets;
+  {
+    const std::lock_guard lock(mutex_);
+    sets.swap(sets_);
+  }
+}
+
+}  // namespace crossdock::transfer::detail

@@ -1,0 +1,124 @@
+// Another engine as this one reaches it: the control link, its regions, the rails to it, and what
+// it still owes answers for. Created by open(); dead for good when the link ends.
+//
+// Thread-safe. Frames are handled on the control loop.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transfer/control_link.hpp"
+#include "transfer/rail_set.hpp"
+#include "transfer/remote_regions.hpp"
+#include "wire/segment.hpp"
+
+namespace crossdock::transfer::detail {
+
+class EngineCore;
+class TransferCore;
+
+class PeerCore : public std::enable_shared_from_this<PeerCore> {
+ public:
+  PeerCore(std::shared_ptr<EngineCore> engine, std::string name, std::string address,
+           wire::Welcome welcome);
+  ~PeerCore();
+
+  // Takes over the connection; returns when the whole segment is known and the best rails stand.
+  Result<> connect(base::UniqueFd fd, wire::FrameReader reader, Deadline deadline);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] std::uint64_t instance() const noexcept { return welcome_.instance_id; }
+  [[nodiscard]] bool alive() const noexcept { return alive_.load(); }
+  [[nodiscard]] Error lost_error() const;  // why it is not alive
+  [[nodiscard]] std::string transport_name() const;
+  [[nodiscard]] RemoteRegions& regions() noexcept { return regions_; }
+
+  // The best rails that reach `region`; dials nothing. kUnreachable (retry later) while a lost rail
+  // is dialled again, kUnsupported when no transport reaches that memory.
+  Result<std::shared_ptr<RailSet>> rails_for(transport::RemoteRegion& region);
+  // Blocking: dials what is down. For the job thread.
+  Result<> redial(Deadline deadline);
+  // Blocking, for a shard whose rail failed: the same transport dialled again, or with
+  // `transfer.fallback` the next one that reaches the region.
+  Result<std::shared_ptr<RailSet>> another_set(const RailSet& failed,
+                                               transport::RemoteRegion& region, Deadline deadline);
+
+  void release_remote(transport::RemoteRegion& region);
+  // The answer comes on any thread, exactly once: ok when the peer's engine has it.
+  using OnReply = std::function<void(Result<std::uint64_t>)>;
+  void send_notification(const Notification& notification, std::uint64_t transfer_id,
+                         std::function<void(Result<>)> on_sent);
+  void request_digest(std::vector<wire::DigestRange> ranges, std::uint64_t transfer_id,
+                      OnReply on_reply);
+  // Answers what the peer still owes for a transfer with `why`.
+  void abandon(std::uint64_t transfer_id, const Error& why);
+
+  // Ends everything: transfers must be terminal. Idempotent; any thread but the control loop.
+  void shut(const Error& why);
+
+ private:
+  struct Owed {
+    std::uint64_t transfer_id = 0;
+    OnReply on_reply;
+  };
+  struct Revocation {
+    std::uint64_t token = 0;
+    std::vector<std::shared_ptr<transport::RemoteRegion>> regions;
+    bool everything = false;
+  };
+
+  Result<> on_frame(const wire::Frame& frame);
+  Result<> on_segment_page(const wire::Frame& frame);
+  Result<> on_revoke(const wire::Frame& frame);
+  Result<> on_digest_reply(const wire::Frame& frame);
+  void settle(std::uint64_t sequence, Result<std::uint64_t> reply);
+  void settle_all(const Error& why);
+  void on_closed(const Error& why);
+  void check_revocations();
+  void detach(transport::RemoteRegion& region);
+
+  // Sends a message built for a fresh sequence number and notes what it is owed.
+  template <class M>
+  void ask(M message, std::uint64_t transfer_id, OnReply on_reply);
+
+  Result<std::shared_ptr<RailSet>> dial_set(std::size_t slot, Deadline deadline);
+  Result<> dial_into(std::size_t slot, Deadline deadline);
+  [[nodiscard]] transport::PeerInfo info_for(const transport::Transport& transport) const;
+  Result<> attach(RailSet& set, transport::RemoteRegion& region);
+  void redial_later();
+  // Dials further transports until every known region has one that reaches its memory.
+  Result<> cover_regions(Deadline deadline);
+  [[nodiscard]] std::shared_ptr<RailSet> set_at(std::size_t slot) const;
+
+  const std::shared_ptr<EngineCore> engine_;
+  const std::string name_;
+  const std::string address_;  // of its control port
+  const wire::Welcome welcome_;
+  RemoteRegions regions_;
+  std::shared_ptr<ControlLink> link_;
+  wire::SegmentAssembler assembler_;     // loop thread
+  std::vector<Revocation> revocations_;  // loop thread
+
+  std::atomic<bool> alive_{true};
+  std::atomic<bool> redialling_{false};
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool segment_known_ = false;
+  std::optional<Error> lost_;
+  std::array<std::shared_ptr<RailSet>, transport::kMaxTransports> sets_;
+  std::map<std::uint64_t, Owed> owed_;
+  std::uint64_t next_sequence_ = 1;
+  std::mutex attach_mutex_;             // one region at a time; taken before mutex_
+  std::mutex dial_mutex_;               // one dialler at a time; taken before attach_mutex_
+  std::optional<std::size_t> primary_;  // guarded by dial_mutex_: the transport chosen by open()
+};
+
+}  // namespace crossdock::transfer::detail

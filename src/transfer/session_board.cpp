@@ -1,0 +1,141 @@
+// See session_board.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/session_board.hpp"
+
+#include <fmt/format.h>
+
+#include "transfer/engine_core.hpp"
+
+namespace crossdock::transfer::detail {
+
+bool Revocation::wait(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline.when(),
+                             [&] { return started_ && waiting_for_.empty(); });
+}
+
+std::string Revocation::holders() const {
+  const std::lock_guard lock(mutex_);
+  std::string names;
+  for (const auto& [session, name] : waiting_for_)
+    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", name);
+  return names;
+}
+
+void SessionBoard::add(std::shared_ptr<InboundSession> session) {
+  sessions_.insert(session);
+  count_.store(sessions_.size());
+  session->start();
+}
+
+void SessionBoard::closed(const std::shared_ptr<InboundSession>& session, const Error& why) {
+  if (sessions_.erase(session) == 0) return;
+  count_.store(sessions_.size());
+  CROSSDOCK_LOG(engine_.log(), kInfo, "peer '{}' closed its session: {}", session->peer_name(),
+                why.message);
+  // Its data lanes end first: after the message below nothing it started may touch our memory.
+  // A peer that copies by itself is dead, or ended its copies before it ended the session.
+  for (const auto& transport : engine_.transports())
+    (void)transport->sever_inbound(session->peer_instance());
+  for (auto it = revocations_.begin(); it != revocations_.end();) {
+    const auto revocation = it->second;
+    settle(*revocation, *session);
+    it = revocation->wait(Deadline::now()) ? revocations_.erase(it) : std::next(it);
+  }
+  engine_.mailboxes().broadcast({.kind = Message::Kind::kPeerLost,
+                                 .peer = session->peer_name(),
+                                 .peer_instance = session->peer_instance(),
+                                 .payload = why.message});
+}
+
+void SessionBoard::settle(Revocation& revocation, const InboundSession& session) {
+  const std::lock_guard lock(revocation.mutex_);
+  revocation.waiting_for_.erase(&session);
+  revocation.changed_.notify_all();
+}
+
+void SessionBoard::acknowledged(const InboundSession& session, std::uint64_t token) {
+  const auto found = revocations_.find(token);
+  if (found == revocations_.end()) return;
+  const auto revocation = found->second;
+  settle(*revocation, session);
+  if (revocation->wait(Deadline::now())) revocations_.erase(token);
+}
+
+std::shared_ptr<InboundSession> SessionBoard::by_token(std::uint64_t data_token) const {
+  for (const auto& session : sessions_)
+    if (session->data_token() == data_token) return session;
+  return nullptr;
+}
+
+void SessionBoard::close_all(const Error& why) {
+  const auto sessions = sessions_;
+  for (const auto& session : sessions) {
+    (void)session->link().send(wire::Bye{.reason = why.message});
+    session->link().close(why);
+  }
+}
+
+void SessionBoard::broadcast(const std::vector<std::vector<std::byte>>& frames) {
+  engine_.loop().post([this, frames] {
+    for (const auto& session : sessions_)
+      for (const auto& frame : frames)
+        (void)session->link().send(frame);
+  });
+}
+
+std::shared_ptr<Revocation> SessionBoard::revoke(std::vector<std::uint32_t> region_ids,
+                                                 std::string only_peer) {
+  auto revocation = std::make_shared<Revocation>();
+  const bool posted = engine_.loop().post(
+      [this, revocation, ids = std::move(region_ids), only_peer = std::move(only_peer)] {
+        const wire::Revoke message{.token = next_token_++, .region_ids = ids};
+        const std::lock_guard lock(revocation->mutex_);
+        for (const auto& session : sessions_) {
+          if (!only_peer.empty() && session->peer_name() != only_peer) continue;
+          revocation->waiting_for_.emplace(session.get(), session->peer_name());
+          (void)session->link().send(message);
+        }
+        revocation->started_ = true;
+        if (!revocation->waiting_for_.empty()) revocations_.emplace(message.token, revocation);
+        revocation->changed_.notify_all();
+      });
+  if (!posted) revocation->started_ = true;  // the loop is down, and with it every session
+  return revocation;
+}
+
+Result<> SessionBoard::fence(const std::string& peer_name, Deadline deadline) {
+  const auto revocation = revoke({}, peer_name);
+  const auto of_peer = [&] {
+    std::vector<std::shared_ptr<InboundSession>> found;
+    for (const auto& session : sessions_)
+      if (session->peer_name() == peer_name) found.push_back(session);
+    return found;
+  };
+  engine_.loop().run([&] {
+    for (const auto& session : of_peer()) {
+      for (const auto& transport : engine_.transports())
+        (void)transport->sever_inbound(session->peer_instance());
+      // Its lanes were all it had: no need to wait for its word.
+      if (!session->copies_itself()) settle(*revocation, *session);
+    }
+  });
+  if (!revocation->wait(deadline))
+    return Error{
+        .code = Code::kDeadline,
+        .scope = Scope::kPeer,
+        .retry = Retry::kLater,
+        .message = fmt::format("peer '{}' copies by itself and has neither confirmed that it "
+                               "stopped nor died; treat the memory it writes as in use",
+                               peer_name)};
+  engine_.loop().run([&] {
+    const auto why = make_error(Code::kClosed, "fenced off");
+    for (const auto& session : of_peer()) {
+      (void)session->link().send(wire::Bye{.reason = why.message});
+      session->link().close(why);
+    }
+  });
+  return {};
+}
+
+}  // namespace crossdock::transfer::detail

@@ -1,0 +1,67 @@
+// The peers that opened this engine, and the revocations under way: memory that peers were asked to
+// let go of, and who has not confirmed yet. State lives on the control loop; revoke() and wait()
+// are for any thread. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "transfer/inbound_session.hpp"
+
+namespace crossdock::transfer::detail {
+
+// One request to let go. Thread-safe.
+class Revocation {
+ public:
+  // True when every peer confirmed or is gone; false when the deadline passed first.
+  bool wait(Deadline deadline);
+  // Names of the peers that still may touch the memory.
+  [[nodiscard]] std::string holders() const;
+
+ private:
+  friend class SessionBoard;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool started_ = false;
+  std::map<const InboundSession*, std::string> waiting_for_;
+};
+
+class SessionBoard {
+ public:
+  explicit SessionBoard(EngineCore& engine) : engine_(engine) {}
+
+  // Loop thread.
+  void add(std::shared_ptr<InboundSession> session);
+  void closed(const std::shared_ptr<InboundSession>& session, const Error& why);
+  void acknowledged(const InboundSession& session, std::uint64_t token);
+  [[nodiscard]] std::shared_ptr<InboundSession> by_token(std::uint64_t data_token) const;
+  void close_all(const Error& why);
+
+  // Any thread. To every session.
+  void broadcast(const std::vector<std::vector<std::byte>>& frames);
+  // Asks every session (or those of one peer) to let go of these regions; none named: of all.
+  std::shared_ptr<Revocation> revoke(std::vector<std::uint32_t> region_ids,
+                                     std::string only_peer = {});
+  // Ends what one peer may do to our memory, and its sessions. kDeadline names the proof that is
+  // missing. Ok when there is no such peer.
+  Result<> fence(const std::string& peer_name, Deadline deadline);
+  [[nodiscard]] std::size_t size() const { return count_.load(); }
+
+ private:
+  void settle(Revocation& revocation, const InboundSession& session);
+
+  EngineCore& engine_;
+  std::set<std::shared_ptr<InboundSession>> sessions_;                // loop thread
+  std::map<std::uint64_t, std::shared_ptr<Revocation>> revocations_;  // loop thread, by token
+  std::uint64_t next_token_ = 1;                                      // loop thread
+  std::atomic<std::size_t> count_{0};
+};
+
+}  // namespace crossdock::transfer::detail

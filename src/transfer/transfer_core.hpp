@@ -1,0 +1,133 @@
+// One submitted batch from submission to its terminal state: its slices, its shards, its leases.
+//
+// Recycled through a pool, so that a transfer in steady state allocates nothing per slice. Owned by
+// the handles of the caller and, while it is in flight, by itself (`self_`). Shards finish on any
+// thread; the thread that finishes the last one runs complete(). Thread-safe unless noted.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <crossdock/transfer/types.hpp>
+
+#include "mem/region_table.hpp"
+#include "transfer/rail_set.hpp"
+#include "transport/transport.hpp"
+
+namespace crossdock::transfer::detail {
+
+class EngineCore;
+class PeerCore;
+
+class TransferCore final : public transport::ShardSink,
+                           public std::enable_shared_from_this<TransferCore> {
+ public:
+  TransferCore() = default;
+
+  // --- set up by submit(), on one thread, before start() ---
+  std::uint64_t id = 0;
+  EngineCore* engine = nullptr;
+  std::shared_ptr<PeerCore> peer;
+  TransferOptions options;
+  Deadline deadline = Deadline::now();
+  Op first_op = Op::kWrite;
+  bool checksum = false;
+  std::uint64_t submitted_ns = 0;
+  std::uint64_t bytes_total = 0;
+  std::vector<transport::Slice> slices;
+  std::vector<transport::Shard> shards;
+  std::vector<mem::Lease> local_leases;
+  std::vector<std::shared_ptr<transport::RemoteRegion>> remote_leases;
+
+  // Notes which rail carries a shard, before it is posted there. Thread-safe: a retry does it too.
+  void assign(transport::Shard& shard, const std::shared_ptr<RailSet>& set,
+              transport::Endpoint* rail);
+  // Marks every shard as in flight; from here on the transfer keeps itself alive.
+  void start();
+  // Every shard was posted or refused; before this call the transfer cannot complete.
+  void all_posted() noexcept;
+  // Accounts for a shard that could not be posted.
+  void shard_refused(transport::Shard& shard, const Error& error) noexcept;
+
+  // A shard that failed and will not be tried again; it is not in flight.
+  void give_up(const Error& error) noexcept;
+  // Progress that was reported for slices which are copied again.
+  void take_back(std::uint64_t bytes) noexcept { bytes_done_.fetch_sub(bytes); }
+  [[nodiscard]] std::shared_ptr<RailSet> set_of(const transport::Shard& shard) const;
+
+  // --- while in flight ---
+  [[nodiscard]] Status status() const;
+  [[nodiscard]] bool terminal() const noexcept { return is_terminal(state_.load()); }
+  Result<> wait(Deadline until);
+  // Asks the rails and, after the data, the peer to let go of it. The first reason wins; false when
+  // there was one, or the transfer is over.
+  bool request_stop(Error reason);
+  // Whether a region it uses was taken back by the peer.
+  [[nodiscard]] bool uses_revoked() const;
+  // Cuts the rails that still hold a shard of it.
+  void sever_rails(const Error& why);
+  [[nodiscard]] std::optional<Error> stop_reason() const;
+  [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
+  [[nodiscard]] const std::atomic<bool>* stop_flag() const noexcept { return &stop_; }
+  // Ends the transfer; called by the stages after the data (checksum, notification) as well.
+  void finish(std::optional<Error> error);
+  // After the data: checksum, then notification, then finish().
+  void after_checksum();
+
+  // Frees what belongs to one life; slab capacity stays. Precondition: terminal or never started.
+  void recycle();
+
+  // ShardSink
+  void shard_progress(transport::Shard& shard, std::uint64_t bytes) noexcept override;
+  void shard_finished(transport::Shard& shard, const Error* error) noexcept override;
+
+  // Guarded by the TransferList.
+  enum class Listing : std::uint8_t { kNever, kListed, kOver };
+  Listing listing = Listing::kNever;
+  std::list<std::shared_ptr<TransferCore>>::iterator list_position;
+
+ private:
+  void shard_over() noexcept;
+  void complete();
+  void release_leases();
+  [[nodiscard]] State final_state(const std::optional<Error>& error) const;
+  void record_error(const Error& error);
+
+  std::shared_ptr<TransferCore> self_;
+  std::atomic<std::uint32_t> shards_left_{0};
+  std::atomic<std::uint64_t> bytes_done_{0};
+  std::atomic<bool> stop_{false};
+  std::atomic<State> state_{State::kPosted};
+  std::atomic<std::uint32_t> done_{0};  // futex word: 1 when terminal
+  std::atomic<std::uint32_t> waiters_{0};
+  mutable std::mutex mutex_;  // guards what follows
+  struct Ride {
+    std::shared_ptr<RailSet> set;
+    transport::Endpoint* rail = nullptr;
+    transport::Shard* shard = nullptr;
+  };
+  [[nodiscard]] std::vector<Ride> rides() const;
+  std::vector<Ride> rides_;  // one a shard, by index
+  bool data_over_ = false;   // only the checksum or the notification is missing
+  std::optional<Error> stop_reason_;
+  std::optional<Error> error_;
+};
+
+// Hands out transfers and takes them back. Outlives the engine through shared ownership.
+class TransferPool : public std::enable_shared_from_this<TransferPool> {
+ public:
+  std::shared_ptr<TransferCore> acquire();
+
+ private:
+  void give_back(std::unique_ptr<TransferCore> transfer);
+  static constexpr std::size_t kKeep = 256;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<TransferCore>> free_;
+};
+
+}  // namespace crossdock::transfer::detail

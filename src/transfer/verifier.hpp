@@ -1,0 +1,21 @@
+// The end-to-end checksum: after the bytes of a transfer are in place, both ends hash their memory
+// with XXH3-64 and the initiator compares. Above the transports, so it catches what any of them
+// does. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "transfer/transfer_core.hpp"
+#include "wire/control.hpp"
+
+namespace crossdock::transfer::detail {
+
+// Ends in after_checksum() or finish() of the transfer. Hashing runs on the engine's job thread.
+void verify_transfer(const std::shared_ptr<TransferCore>& transfer);
+
+// The target's half: the digest of ranges of this engine's memory. kInvalidArgument or kDenied when
+// one is not in a region that peers may read or write.
+Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
+                                    const mem::RegionTable& regions);
+
+}  // namespace crossdock::transfer::detail

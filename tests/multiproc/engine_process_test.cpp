@@ -1,0 +1,244 @@
+// Engines in different processes: one of them is killed or stopped in the middle, and the other
+// must neither hang nor touch, nor be touched in, memory that it was told is quiet.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <thread>
+
+#include "support/child_process.hpp"
+#include "support/engines.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using transfer::Message;
+using transfer::State;
+
+constexpr std::size_t kBytes = 64u << 20;
+
+// --- the child's roles ---
+
+// Owns a region and does nothing else, until the parent closes the pipe.
+int run_target(const std::string& transports) {
+  auto engine = make_engine(transports);
+  auto region = engine.allocate(kBytes, {.label = "pool"}).value();
+  say_parent(engine.name());
+  std::string line;
+  while (hear_parent(line)) {
+    if (line == "hash") {
+      std::uint64_t sum = 0;
+      for (std::size_t i = 0; i < kBytes; i += 8) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, bytes_of(region, i), 8);
+        sum = sum * 1099511628211u + word;
+      }
+      say_parent(std::to_string(sum));
+    }
+  }
+  return 0;
+}
+
+// Writes to the parent's region for ever, a new pattern each time.
+int run_source(const std::string& transports, const std::string& peer_name) {
+  auto engine = make_engine(transports);
+  auto region = engine.allocate(kBytes).value();
+  auto peer = engine.open(peer_name, soon()).value();
+  const auto pool = peer.region("pool", soon()).value();
+  for (std::uint64_t round = 1;; ++round) {
+    std::memset(region.address(), static_cast<int>(round % 200) + 1, kBytes);
+    const Request request{Op::kWrite, region.address(), pool.address, kBytes};
+    const auto result = engine.transfer(peer, std::span(&request, 1), {.deadline = soon()});
+    if (round == 1) say_parent("writing");
+    if (!result.ok()) return 3;
+  }
+}
+
+// --- the parent's tests ---
+
+class EngineProcess : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, EngineProcess, ::testing::Values("shm", "tcp"),
+                         [](const auto& over) { return std::string(over.param); });
+
+// A source in this process with a target in another, and a transfer of all its memory under way.
+struct Initiator {
+  explicit Initiator(const std::string& transports)
+      : child({"--role=target", transports}),
+        engine(make_engine(transports)),
+        region(engine.allocate(kBytes).value()),
+        peer(engine.open(child.hear(), soon()).value()),
+        pool(peer.region("pool", soon()).value()) {
+    fill_pattern(region.address(), kBytes, 1);
+  }
+  Transfer start(Deadline deadline, int copies = 8) {
+    std::vector<Request> batch(static_cast<std::size_t>(copies),
+                               Request{Op::kWrite, region.address(), pool.address, kBytes});
+    return engine.submit(peer, batch, {.deadline = deadline}).value();
+  }
+  void wait_until_moving(const Transfer& transfer) const {
+    while (transfer.status().bytes_done == 0 && !transfer::is_terminal(transfer.status().state))
+      std::this_thread::yield();
+  }
+
+  ChildProcess child;
+  Engine engine;
+  Region region;
+  Peer peer;
+  transfer::RemoteRegion pool;
+};
+
+TEST_P(EngineProcess, MovesBytesBetweenProcesses) {
+  Initiator self(GetParam());
+  auto transfer = self.start(soon(), 1);
+  ASSERT_TRUE(transfer.wait(soon()).ok());
+  // Reads back what the other process really has.
+  std::memset(self.region.address(), 0, kBytes);
+  const Request back{Op::kRead, self.region.address(), self.pool.address, kBytes};
+  ASSERT_TRUE(self.engine.transfer(self.peer, std::span(&back, 1), {.deadline = soon()}).ok());
+  EXPECT_TRUE(has_pattern(self.region.address(), kBytes, 1));
+}
+
+TEST_P(EngineProcess, AKilledTargetFailsTheTransferByName) {
+  Initiator self(GetParam());
+  auto transfer = self.start(Deadline::in(10s));
+  self.wait_until_moving(transfer);
+  self.child.signal(SIGKILL);
+  const auto result = transfer.wait(Deadline::in(5s));
+  if (result.ok()) return;  // the copies were faster than the signal
+  EXPECT_EQ(result.code(), Code::kPeerLost) << result.error().describe();
+  EXPECT_NE(result.error().message.find(self.peer.name()), std::string::npos)
+      << result.error().message;
+  while (self.peer.alive())
+    std::this_thread::yield();
+  EXPECT_TRUE(self.region.release(soon()).ok()) << "nothing holds the source any more";
+}
+
+TEST_P(EngineProcess, OtherPeersGoOnWhenOneDies) {
+  Initiator self(GetParam());
+  ChildProcess other_child({"--role=target", GetParam()});
+  auto other = self.engine.open(other_child.hear(), soon()).value();
+  const auto other_pool = other.region("pool", soon()).value();
+  auto transfer = self.start(Deadline::in(10s));
+  self.child.signal(SIGKILL);
+  const Request request{Op::kWrite, self.region.address(), other_pool.address, 1 << 20};
+  for (int i = 0; i < 50; ++i)
+    ASSERT_TRUE(self.engine.transfer(other, std::span(&request, 1), {.deadline = soon()}).ok());
+  (void)transfer.wait(Deadline::in(5s));
+  EXPECT_TRUE(transfer::is_terminal(transfer.status().state));
+}
+
+TEST_P(EngineProcess, AStoppedTargetCannotHoldTheTransferBeyondItsDeadline) {
+  Initiator self(GetParam());
+  auto warm = self.start(soon(), 1);
+  ASSERT_TRUE(warm.wait(soon()).ok());
+  self.child.stop();
+  const auto begin = std::chrono::steady_clock::now();
+  auto transfer = self.start(Deadline::in(500ms));
+  const auto result = transfer.wait(Deadline::in(5s));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
+  EXPECT_TRUE(transfer::is_terminal(transfer.status().state));
+  const bool needs_the_target = std::string(GetParam()) == "tcp";
+  EXPECT_TRUE(result.code() == Code::kDeadline || (result.ok() && !needs_the_target));
+  // Terminal means quiesced: what the target has now is what it keeps, whatever we do to the
+  // source.
+  std::memset(self.region.address(), 0xdb, kBytes);
+  self.child.signal(SIGCONT);
+  self.child.say("hash");
+  const std::string first = self.child.hear();
+  self.child.say("hash");
+  EXPECT_EQ(first, self.child.hear());
+  EXPECT_FALSE(first.empty());
+}
+
+TEST_P(EngineProcess, PoisonAfterCancelNeverArrives) {
+  Initiator self(GetParam());
+  for (int round = 0; round < 20; ++round) {
+    fill_pattern(self.region.address(), kBytes, 7);
+    auto transfer = self.start(soon(), 2);
+    if (round % 3 != 0) self.wait_until_moving(transfer);
+    transfer.cancel();
+    const auto result = transfer.wait(soon());
+    ASSERT_TRUE(transfer::is_terminal(transfer.status().state));
+    ASSERT_TRUE(result.ok() || result.code() == Code::kCancelled);
+    std::memset(self.region.address(), 0xdb, kBytes);  // poison
+    std::vector<std::byte> copy(1 << 20);
+    auto scratch = self.engine.register_memory(copy.data(), copy.size()).value();
+    const Request back{Op::kRead, copy.data(), self.pool.address + kBytes - (1 << 20), 1 << 20};
+    ASSERT_TRUE(self.engine.transfer(self.peer, std::span(&back, 1), {.deadline = soon()}).ok());
+    for (std::size_t i = 0; i + 8 <= copy.size(); i += 4096) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, copy.data() + i, 8);
+      ASSERT_NE(word, 0xdbdbdbdbdbdbdbdbu) << "poison at " << i << " in round " << round;
+    }
+    ASSERT_TRUE(scratch.release(soon()).ok());
+  }
+}
+
+// A target in this process with a source in another that writes all the time.
+struct Victim {
+  explicit Victim(const std::string& transports)
+      : engine(make_engine(transports)),
+        region(engine.allocate(kBytes, {.label = "pool"}).value()),
+        mailbox(engine.mailbox("events").value()),
+        child({"--role=source", transports, engine.name()}) {
+    EXPECT_EQ(child.hear(), "writing");
+  }
+  // Poisons the region and tells whether anything of it changes; the writer fills all of it in a
+  // few milliseconds when it is alive.
+  bool stays_poisoned() {
+    std::memset(region.address(), 0xdb, kBytes);
+    const auto end = Deadline::in(300ms);
+    while (!end.passed())
+      for (std::size_t i = 0; i < kBytes; i += 1024)
+        if (*bytes_of(region, i) != std::byte{0xdb}) return false;
+    return true;
+  }
+  Engine engine;
+  Region region;
+  transfer::Mailbox mailbox;
+  ChildProcess child;
+};
+
+TEST_P(EngineProcess, TheTestNoticesALivingWriter) {
+  Victim self(GetParam());
+  EXPECT_FALSE(self.stays_poisoned());
+}
+
+TEST_P(EngineProcess, AKilledSourceIsQuietOnceItIsReportedLost) {
+  for (int round = 0; round < 3; ++round) {
+    Victim self(GetParam());
+    self.child.signal(SIGKILL);
+    const auto message = self.mailbox.receive(soon()).value();
+    EXPECT_EQ(message.kind, Message::Kind::kPeerLost);
+    EXPECT_TRUE(self.stays_poisoned());
+    EXPECT_TRUE(self.region.release(soon()).ok());
+  }
+}
+
+TEST_P(EngineProcess, AReleasedRegionIsQuietAlthoughTheWriterLives) {
+  Victim self(GetParam());
+  ASSERT_TRUE(self.region.release(soon()).ok()) << "the writer lets go when asked";
+  EXPECT_TRUE(self.stays_poisoned());
+}
+
+TEST_P(EngineProcess, AStoppedSourceHoldsTheRegionOrIsFencedOff) {
+  Victim self(GetParam());
+  self.child.stop();
+  const auto released = self.region.release(Deadline::in(300ms));
+  ASSERT_EQ(released.code(), Code::kBusy) << "no proof that it will not write when it goes on";
+  EXPECT_EQ(released.error().scope, Scope::kPeer);
+  self.child.signal(SIGCONT);
+  EXPECT_TRUE(self.region.release(soon()).ok()) << "it answers now";
+}
+
+}  // namespace
+}  // namespace crossdock::testing
+
+int main(int argc, char** argv) {
+  using namespace crossdock::testing;
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() >= 2 && arguments[0] == "--role=target") return run_target(arguments[1]);
+  if (arguments.size() >= 3 && arguments[0] == "--role=source")
+    return run_source(arguments[1], arguments[2]);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

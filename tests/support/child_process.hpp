@@ -1,0 +1,111 @@
+// A child process for tests: this executable again with arguments, started before it has threads,
+// two pipes to talk over, and signals. The child never outlives the test.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <crossdock/core/deadline.hpp>
+
+#include "base/fd.hpp"
+
+namespace crossdock::testing {
+
+class ChildProcess {
+ public:
+  explicit ChildProcess(std::vector<std::string> arguments) {
+    int down[2], up[2];
+    if (::pipe2(down, O_CLOEXEC) != 0 || ::pipe2(up, O_CLOEXEC) != 0) std::abort();
+    to_child_.reset(down[1]);
+    from_child_.reset(up[0]);
+    std::vector<char*> argv;
+    static char self[] = "/proc/self/exe";
+    argv.push_back(self);
+    for (auto& argument : arguments)
+      argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, down[0], STDIN_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions, up[1], STDOUT_FILENO);
+    if (::posix_spawn(&pid_, self, &actions, nullptr, argv.data(), environ) != 0) std::abort();
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::close(down[0]);
+    ::close(up[1]);
+  }
+  ~ChildProcess() {
+    signal(SIGKILL);
+    (void)wait();
+  }
+  ChildProcess(const ChildProcess&) = delete;
+
+  void signal(int number) const {
+    if (pid_ > 0) ::kill(pid_, number);
+  }
+  // Stops the child and returns when it stands still: a stop signal alone takes effect later.
+  void stop() const {
+    signal(SIGSTOP);
+    int status = 0;
+    while (::waitpid(pid_, &status, WUNTRACED) < 0 && errno == EINTR) {
+    }
+  }
+  // The status of waitpid(); 0 when it was taken before.
+  int wait() {
+    if (pid_ <= 0) return 0;
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+    return status;
+  }
+  void say(const std::string& line) const {
+    const std::string text = line + "\n";
+    [[maybe_unused]] const auto n = ::write(to_child_.get(), text.data(), text.size());
+  }
+  // The child's next line of output; empty at its end or after ten seconds of silence.
+  std::string hear() {
+    std::string line;
+    char c = 0;
+    while (true) {
+      pollfd ready{from_child_.get(), POLLIN, 0};
+      if (::poll(&ready, 1, 10'000) <= 0) return {};
+      if (::read(from_child_.get(), &c, 1) != 1) return {};
+      if (c == '\n') return line;
+      line.push_back(c);
+    }
+  }
+  [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  base::UniqueFd to_child_, from_child_;
+};
+
+// In the child: a line from the parent; false when the parent closed its end.
+inline bool hear_parent(std::string& line) {
+  line.clear();
+  for (int c = std::getchar(); c != EOF; c = std::getchar()) {
+    if (c == '\n') return true;
+    line.push_back(static_cast<char>(c));
+  }
+  return false;
+}
+
+inline void say_parent(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace crossdock::testing
