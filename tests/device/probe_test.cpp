@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <crossdock/kernel/flag_ping_pong.cuh>
-#include <crossdock/kernel/move_rows.cuh>
+#include <crossdock/kernel/pull_rows.cuh>
+#include <crossdock/kernel/push_rows.cuh>
 
 #include "ranks.hpp"
 
