@@ -52,7 +52,7 @@ CROSSDOCK_DEVICE bool wait_epoch_word(const LaunchCommon& c, const u64* word, u3
   const Expected expected{Phase::kEpochWord, peer, epoch};
   u64 seen = 0;
   const WaitOutcome outcome = poll_until(
-      c, seen, [&] { return ptx::ld_relaxed_sys(word CROSSDOCK_PASS_SITE); },
+      c, expected.phase, seen, [&] { return ptx::ld_relaxed_sys(word CROSSDOCK_PASS_SITE); },
       [&](u64 w) { return static_cast<i32>(word_epoch(w) - epoch) >= 0; } CROSSDOCK_PASS_SITE);
   value = word_value(seen);
   if (outcome == WaitOutcome::kDone && word_epoch(seen) == epoch) return true;

@@ -54,7 +54,8 @@ struct PeerBarrier {
   CROSSDOCK_DEVICE bool wait(const u32* signal, u32 target, u32 turn CROSSDOCK_SITE) const {
     u64 seen = 0;
     const WaitOutcome outcome = poll_until(
-        common, seen, [&] { return u64{ptx::ld_acquire_sys(signal CROSSDOCK_PASS_SITE)}; },
+        common, Phase::kPeerBarrier, seen,
+        [&] { return u64{ptx::ld_acquire_sys(signal CROSSDOCK_PASS_SITE)}; },
         [&](u64 value) { return value == target; } CROSSDOCK_PASS_SITE);
     if (outcome == WaitOutcome::kExpired) blame(turn CROSSDOCK_PASS_SITE);
     return outcome == WaitOutcome::kDone;
@@ -64,10 +65,11 @@ struct PeerBarrier {
   CROSSDOCK_DEVICE void blame(u32 turn CROSSDOCK_SITE) const {
     Expected expected{Phase::kPeerBarrier, kNoPeer, u64{turn} + 1};
     u64 seen = 0;
-    const u32* arrived = view.at<u32>(layout.arrived);
+    u32* arrived = view.at<u32>(layout.arrived);
     for (u32 i = 1; i < view.world && expected.peer == kNoPeer; ++i) {
       const u32 peer = (view.rank + i) % view.world;
-      const u32 number = ptx::ld_relaxed_sys(arrived + peer CROSSDOCK_PASS_SITE);
+      // An atomic reads the newest value; a load that nothing orders may give an older one.
+      const u32 number = ptx::atom_or_relaxed_sys(arrived + peer, 0u CROSSDOCK_PASS_SITE);
       if (static_cast<i32>(number - (turn + 1)) >= 0) continue;
       expected.peer = peer;
       seen = number;

@@ -9,6 +9,10 @@
 //   all other waits of this rank
 //     poll, see abort = 1, return false
 //
+// A wait for another part of the same rank (grid sync, stage) has kInnerDeadlines times the
+// deadline: what it waits for may itself be waiting for a peer, and that wait should end first and
+// be recorded.
+//
 // The outcome of a wait belongs to the thread that waited. Threads that go on together first agree
 // on it (`ThreadGroup::any`, `ptx::any`), so that all of them leave or none: nobody is left at a
 // barrier. A failed kernel leaves counters as they are; the host resets the group.
@@ -59,20 +63,27 @@ enum class WaitOutcome : u32 { kDone, kAborted, kExpired };
 // on the GPU. The twin's threads sleep between turns, so there every turn counts.
 inline constexpr u32 kTurnsPerCheck = CROSSDOCK_ON_GPU ? 32 : 1;
 
+inline constexpr u32 kInnerDeadlines = 4;
+CROSSDOCK_DEVICE u64 deadline_of(const LaunchCommon& c, Phase phase) {
+  const bool inner = phase == Phase::kGridSync || phase == Phase::kStage;
+  return inner ? c.deadline_ns * kInnerDeadlines : c.deadline_ns;
+}
+
 // Polls `load()` until `done(value)`; `seen` is the last value. One thread. Does not raise a fault.
 template <class Load, class Done>
-CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, u64& seen, const Load& load,
-                                        const Done& done CROSSDOCK_SITE) {
+CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, Phase phase, u64& seen,
+                                        const Load& load, const Done& done CROSSDOCK_SITE) {
   seen = load();
   if (done(seen)) return WaitOutcome::kDone;
   const u64 start = ptx::global_timer();
+  const u64 deadline = deadline_of(c, phase);
   for (u32 turn = 1;; ++turn) {
     ptx::spin("wait_until" CROSSDOCK_PASS_SITE);
     seen = load();
     if (done(seen)) return WaitOutcome::kDone;
     if (turn % kTurnsPerCheck != 0) continue;
     if (aborted(c CROSSDOCK_PASS_SITE)) return WaitOutcome::kAborted;
-    if (ptx::global_timer() - start <= c.deadline_ns) continue;
+    if (ptx::global_timer() - start <= deadline) continue;
     // The value may have come while this thread was kept from running: look once more, then judge.
     seen = load();
     return done(seen) ? WaitOutcome::kDone : WaitOutcome::kExpired;
@@ -85,9 +96,9 @@ template <class Load, class Done>
 CROSSDOCK_DEVICE bool wait_until(const LaunchCommon& c, const Expected& expected, const Load& load,
                                  const Done& done CROSSDOCK_SITE) {
   u64 seen = 0;
-  const WaitOutcome outcome = poll_until(c, seen, load, done CROSSDOCK_PASS_SITE);
+  const WaitOutcome outcome = poll_until(c, expected.phase, seen, load, done CROSSDOCK_PASS_SITE);
   if (outcome == WaitOutcome::kExpired)
-    raise_fault(c, expected, seen, c.deadline_ns CROSSDOCK_PASS_SITE);
+    raise_fault(c, expected, seen, deadline_of(c, expected.phase) CROSSDOCK_PASS_SITE);
   return outcome == WaitOutcome::kDone;
 }
 

@@ -16,13 +16,13 @@ namespace crossdock::device::kernel {
 struct BarrierWords {
   const BarrierParams& p;
   u32 threads;  // of the grid
-  u32 first;    // barriers passed before this launch, so that no two launches write the same
+  u32 first;    // barriers passed before this launch: values and parity go on from there
 
   CROSSDOCK_DEVICE u32 value(u32 round, u32 from, u32 thread) const {
     return mix((first + round) * 0x9e3779b9u + from) + thread;
   }
   CROSSDOCK_DEVICE u32* word(u32 round, u32 from, u32 thread) const {
-    const u64 index = (u64{round & 1u} * p.view.world + from) * threads + thread;
+    const u64 index = (u64{(first + round) & 1u} * p.view.world + from) * threads + thread;
     return p.view.at<u32>(p.words) + index;
   }
   CROSSDOCK_DEVICE void write(u32 round, u32 thread) const {
