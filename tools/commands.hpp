@@ -9,6 +9,7 @@ class App;
 
 namespace crossdock::tools {
 
-void add_info(CLI::App& app);  // version, build, settings
+void add_info(CLI::App& app);   // version, build, settings
+void add_store(CLI::App& app);  // a metadata store server
 
 }  // namespace crossdock::tools

@@ -28,7 +28,11 @@ Error bad_address(std::string_view text, std::string_view why) {
 }
 
 bool is_ipv6_literal(std::string_view host) {
-  const std::string bare(host.substr(0, host.find('%')));
+  const auto percent = host.find('%');
+  const std::string bare(host.substr(0, percent));
+  // A zone is a name of an interface; brackets in it would make `[host]:port` ambiguous.
+  if (percent != std::string_view::npos && host.find_first_of("[]") != std::string_view::npos)
+    return false;
   in6_addr ignored{};
   return ::inet_pton(AF_INET6, bare.c_str(), &ignored) == 1;
 }

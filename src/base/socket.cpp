@@ -121,11 +121,11 @@ Result<Listener> listen_tcp(const SocketAddress& address, int backlog) {
   if (address.port() != 0) set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.family() == AF_INET6)
     set_flag(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, address.is_any() ? 0 : 1);
-  if (::bind(fd.get(), address.get(), address.size()) != 0)
+  if (::bind(fd.get(), address.get(), address.size()) != 0 || ::listen(fd.get(), backlog) != 0)
     return address_error(errno, "listen on", address);
-  // Accepted connections inherit it: theirs too must not keep a successor from the port.
+  // Accepted connections inherit it: theirs too must not keep a successor from the port. Not before
+  // listen(): until then the kernel could give a port it picked to two that allow reuse.
   set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (::listen(fd.get(), backlog) != 0) return address_error(errno, "listen on", address);
   CROSSDOCK_TRY(bound, local_address(fd.get()));
   return Listener{std::move(fd), bound};
 }

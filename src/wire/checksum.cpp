@@ -4,7 +4,6 @@
 #include "wire/checksum.hpp"
 
 #include <new>
-
 #include <xxhash.h>
 
 namespace crossdock::wire {

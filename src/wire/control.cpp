@@ -63,81 +63,126 @@ void id_fields(Writer& ar, const std::vector<std::uint32_t>& ids) {
     ar.u32("region id", id);
 }
 
-template <class Archive, class M>
+template <class T, class M>
+concept Is = std::is_same_v<std::remove_const_t<T>, M>;
+
+template <class Archive, Is<Hello> M>
 void fields(Archive& ar, M& m) {
-  using T = std::remove_const_t<M>;
-  if constexpr (std::is_same_v<T, Hello>) {
-    ar.string("engine name", m.engine_name, kMaxNameBytes);
-    ar.u64("instance id", m.instance_id);
-    ar.u64("features", m.features);
-    ar.raw("nonce", m.nonce);
-    enumeration(ar, "purpose", m.purpose, static_cast<std::uint8_t>(Purpose::kData));
-    ar.u16("rail", m.rail);
-    ar.u64("token", m.token);
-    host_fields(ar, m.host);
-  } else if constexpr (std::is_same_v<T, Challenge>) {
-    ar.raw("nonce", m.nonce);
-    ar.u64("instance id", m.instance_id);
-  } else if constexpr (std::is_same_v<T, AuthProof>) {
-    ar.raw("mac", m.mac);
-  } else if constexpr (std::is_same_v<T, Welcome>) {
-    ar.string("engine name", m.engine_name, kMaxNameBytes);
-    ar.u64("instance id", m.instance_id);
-    ar.u64("features", m.features);
-    ar.u64("data token", m.data_token);
-    host_fields(ar, m.host);
-    ar.list("transports", m.transports, kMaxTransports, [&ar](auto& offer) {
-      ar.string("transport name", offer.name, kMaxTransportNameBytes);
-      ar.string("transport address", offer.address, kMaxAddressBlobBytes);
-    });
-  } else if constexpr (std::is_same_v<T, Refused>) {
-    enumeration(ar, "code", m.code, kLastCode);
-    ar.string("message", m.message, kMaxReasonBytes);
-  } else if constexpr (std::is_same_v<T, SegmentPage>) {
-    ar.u64("version", m.version);
-    ar.u32("first", m.first);
-    ar.u32("total", m.total);
-    region_fields(ar, m.regions, UINT32_MAX);
-    if (!ar.failed() && (m.first > m.total || m.regions.size() > m.total - m.first))
-      ar.bad_value("number of regions", m.first + std::uint64_t{m.regions.size()}, m.total);
-  } else if constexpr (std::is_same_v<T, RegionAdded>) {
-    ar.u64("version", m.version);
-    region_fields(ar, m.regions, UINT32_MAX);
-  } else if constexpr (std::is_same_v<T, RegionsRemoved>) {
-    ar.u64("version", m.version);
-    id_fields(ar, m.region_ids);
-  } else if constexpr (std::is_same_v<T, Revoke>) {
-    ar.u64("token", m.token);
-    id_fields(ar, m.region_ids);
-  } else if constexpr (std::is_same_v<T, RevokeAck>) {
-    ar.u64("token", m.token);
-  } else if constexpr (std::is_same_v<T, Notify>) {
-    ar.u64("sequence", m.sequence);
-    ar.u64("transfer id", m.transfer_id);
-    ar.string("mailbox", m.mailbox, kMaxMailboxBytes);
-    ar.string("payload", m.payload, kMaxNotifyBytes);
-  } else if constexpr (std::is_same_v<T, NotifyAck>) {
-    ar.u64("sequence", m.sequence);
-    enumeration(ar, "code", m.code, kLastCode);
-  } else if constexpr (std::is_same_v<T, DigestRequest>) {
-    ar.u64("sequence", m.sequence);
-    ar.list("ranges", m.ranges, kMaxDigestRanges, [&ar](auto& range) {
-      ar.u64("address", range.addr);
-      ar.u64("length", range.length);
-      if (!ar.failed() && range.length > UINT64_MAX - range.addr)
-        ar.bad_value("length", range.length);
-    });
-  } else if constexpr (std::is_same_v<T, DigestReply>) {
-    ar.u64("sequence", m.sequence);
-    enumeration(ar, "code", m.code, kLastCode);
-    ar.u64("digest", m.digest);
-    ar.string("message", m.message, kMaxReasonBytes);
-  } else if constexpr (std::is_same_v<T, Bye>) {
-    ar.string("reason", m.reason, kMaxReasonBytes);
-  } else {
-    static_assert(std::is_same_v<T, Ping> || std::is_same_v<T, Pong>);
-    ar.u64("value", m.value);
-  }
+  ar.string("engine name", m.engine_name, kMaxNameBytes);
+  ar.u64("instance id", m.instance_id);
+  ar.u64("features", m.features);
+  ar.raw("nonce", m.nonce);
+  enumeration(ar, "purpose", m.purpose, static_cast<std::uint8_t>(Purpose::kData));
+  ar.u16("rail", m.rail);
+  ar.u64("token", m.token);
+  host_fields(ar, m.host);
+}
+
+template <class Archive, Is<Challenge> M>
+void fields(Archive& ar, M& m) {
+  ar.raw("nonce", m.nonce);
+  ar.u64("instance id", m.instance_id);
+}
+
+template <class Archive, Is<AuthProof> M>
+void fields(Archive& ar, M& m) {
+  ar.raw("mac", m.mac);
+}
+
+template <class Archive, Is<Welcome> M>
+void fields(Archive& ar, M& m) {
+  ar.string("engine name", m.engine_name, kMaxNameBytes);
+  ar.u64("instance id", m.instance_id);
+  ar.u64("features", m.features);
+  ar.u64("data token", m.data_token);
+  host_fields(ar, m.host);
+  ar.list("transports", m.transports, kMaxTransports, [&ar](auto& offer) {
+    ar.string("transport name", offer.name, kMaxTransportNameBytes);
+    ar.string("transport address", offer.address, kMaxAddressBlobBytes);
+  });
+}
+
+template <class Archive, Is<Refused> M>
+void fields(Archive& ar, M& m) {
+  enumeration(ar, "code", m.code, kLastCode);
+  ar.string("message", m.message, kMaxReasonBytes);
+}
+
+template <class Archive, Is<SegmentPage> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("version", m.version);
+  ar.u32("first", m.first);
+  ar.u32("total", m.total);
+  region_fields(ar, m.regions, UINT32_MAX);
+  if (!ar.failed() && (m.first > m.total || m.regions.size() > m.total - m.first))
+    ar.bad_value("number of regions", m.first + std::uint64_t{m.regions.size()}, m.total);
+}
+
+template <class Archive, Is<RegionAdded> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("version", m.version);
+  region_fields(ar, m.regions, UINT32_MAX);
+}
+
+template <class Archive, Is<RegionsRemoved> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("version", m.version);
+  id_fields(ar, m.region_ids);
+}
+
+template <class Archive, Is<Revoke> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("token", m.token);
+  id_fields(ar, m.region_ids);
+}
+
+template <class Archive, Is<RevokeAck> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("token", m.token);
+}
+
+template <class Archive, Is<Notify> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("sequence", m.sequence);
+  ar.u64("transfer id", m.transfer_id);
+  ar.string("mailbox", m.mailbox, kMaxMailboxBytes);
+  ar.string("payload", m.payload, kMaxNotifyBytes);
+}
+
+template <class Archive, Is<NotifyAck> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("sequence", m.sequence);
+  enumeration(ar, "code", m.code, kLastCode);
+}
+
+template <class Archive, Is<DigestRequest> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("sequence", m.sequence);
+  ar.list("ranges", m.ranges, kMaxDigestRanges, [&ar](auto& range) {
+    ar.u64("address", range.addr);
+    ar.u64("length", range.length);
+    if (!ar.failed() && range.length > UINT64_MAX - range.addr)
+      ar.bad_value("length", range.length);
+  });
+}
+
+template <class Archive, Is<DigestReply> M>
+void fields(Archive& ar, M& m) {
+  ar.u64("sequence", m.sequence);
+  enumeration(ar, "code", m.code, kLastCode);
+  ar.u64("digest", m.digest);
+  ar.string("message", m.message, kMaxReasonBytes);
+}
+
+template <class Archive, Is<Bye> M>
+void fields(Archive& ar, M& m) {
+  ar.string("reason", m.reason, kMaxReasonBytes);
+}
+
+template <class Archive, class M>
+  requires(Is<M, Ping> || Is<M, Pong>)
+void fields(Archive& ar, M& m) {
+  ar.u64("value", m.value);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ inline constexpr std::uint32_t kMaxRegionKeys = 32;  // one a transport
 inline constexpr std::uint32_t kMaxKeyBlobBytes = 64;
 inline constexpr std::uint32_t kMaxMailboxBytes = 64;
 inline constexpr std::uint32_t kMaxNotifyBytes = 64 * 1024;
-inline constexpr std::uint32_t kMaxReasonBytes = 1024;     // Refused, Bye
+inline constexpr std::uint32_t kMaxReasonBytes = 1024;  // Refused, Bye
 inline constexpr std::uint32_t kMaxDigestRanges = 8 * 1024;
 inline constexpr std::uint32_t kMaxRegionIds = 32 * 1024;  // in one RegionsRemoved or Revoke
 
@@ -228,7 +228,8 @@ struct DigestRange {
   friend bool operator==(const DigestRange&, const DigestRange&) = default;
 };
 
-// "The XXH3-64 of these ranges of yours, one after the other": the end-to-end checksum of a transfer.
+// "The XXH3-64 of these ranges of yours, one after the other": the end-to-end checksum of a
+// transfer.
 struct DigestRequest {
   static constexpr MessageType kType = MessageType::kDigestRequest;
   std::uint64_t sequence = 0;

@@ -27,8 +27,8 @@ Listener listen_any(const std::string& host = "127.0.0.1") {
 
 UniqueFd accept_within(const Listener& listener, Deadline deadline) {
   while (wait_ready(listener.fd.get(), POLLIN, deadline).value()) {
-    auto fd = accept_tcp(listener.fd.get()).value();
-    if (fd) return std::move(*fd);
+    Result<std::optional<UniqueFd>> fd = accept_tcp(listener.fd.get());
+    if (fd.ok() && fd->has_value()) return UniqueFd(fd->value().release());
   }
   return {};
 }

@@ -1,0 +1,146 @@
+// Opening by URL, and what only one kind of store can do wrong without a server.
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/store.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "rendezvous/inproc_store.hpp"
+#include "rendezvous/key_table.hpp"
+#include "support/temp_dir.hpp"
+
+namespace crossdock::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline soon() {
+  return Deadline::in(5s);
+}
+
+TEST(OpenStore, UnknownSchemesListTheKnownOnesAndSuggest) {
+  const auto typo = open_store("htp://host:1", soon());
+  ASSERT_FALSE(typo.ok());
+  EXPECT_EQ(typo.code(), Code::kInvalidArgument);
+  for (const char* scheme : {"inproc://", "file://", "tcp://", "http://"})
+    EXPECT_NE(typo.error().message.find(scheme), std::string::npos) << scheme;
+  EXPECT_NE(typo.error().message.find("did you mean"), std::string::npos) << typo.error().message;
+  for (const char* bad : {"", "host:7000", "://x", "redis://h:1", "TCP//x"})
+    EXPECT_EQ(open_store(bad, soon()).code(), Code::kInvalidArgument) << bad;
+}
+
+TEST(OpenStore, MalformedUrlsSayWhatIsMissing) {
+  for (const char* bad : {"inproc://", "file://", "file://relative/dir", "tcp://", "tcp://host",
+                          "tcp://:7000", "tcp://host:99999", "http://", "http://host:x/",
+                          "http://host:80/a?b", "http://host:80/a b"})
+    EXPECT_EQ(open_store(bad, soon()).code(), Code::kInvalidArgument) << bad;
+}
+
+TEST(OpenStore, NobodyListeningIsUnreachableWithinTheDeadline) {
+  // Port 1 needs privileges to be bound and is free on any sane machine.
+  for (const char* url : {"tcp://127.0.0.1:1", "http://127.0.0.1:1/x"}) {
+    const auto start = Deadline::Clock::now();
+    const auto store = open_store(url, Deadline::in(100ms));
+    EXPECT_EQ(store.code(), Code::kUnreachable) << url;
+    EXPECT_NE(store.error().message.find("127.0.0.1:1"), std::string::npos);
+    EXPECT_LT(Deadline::Clock::now() - start, 3s);
+  }
+}
+
+TEST(InprocStore, NamesAreGoneWithTheirLastHandle) {
+  const std::size_t before = num_inproc_stores();
+  {
+    const auto a = open_store("inproc://one", soon()).value();
+    const auto b = open_store("inproc://one", soon()).value();
+    const auto other = open_store("inproc://two", soon()).value();
+    ASSERT_TRUE(a->put("k", "v", {}, soon()).ok());
+    EXPECT_TRUE(b->get("k", soon()).value().has_value());
+    EXPECT_FALSE(other->get("k", soon()).value().has_value());
+    EXPECT_EQ(num_inproc_stores(), before + 2);
+  }
+  EXPECT_EQ(num_inproc_stores(), before);
+  const auto fresh = open_store("inproc://one", soon()).value();
+  EXPECT_FALSE(fresh->get("k", soon()).value().has_value());
+}
+
+TEST(KeyTable, LimitsAreErrorsAndFreedSpaceIsUsedAgain) {
+  KeyTable table({.max_keys = 2, .max_bytes = 20});
+  const KeyTable::Time now{};
+  ASSERT_TRUE(table.put("a", "12345", {}, now).ok());
+  ASSERT_TRUE(table.put("b", "12345", {}, now).ok());
+  EXPECT_EQ(table.put("c", "", {}, now).code(), Code::kNoMemory) << "keys";
+  EXPECT_EQ(table.put("a", std::string(14, 'x'), {}, now).code(), Code::kNoMemory) << "bytes";
+  EXPECT_EQ(table.get("a", now)->value, "12345") << "a refused put changes nothing";
+  table.remove("b");
+  EXPECT_TRUE(table.put("a", std::string(14, 'x'), {}, now).ok());
+}
+
+TEST(KeyTable, LeasesEndAtTheirMoment) {
+  KeyTable table;
+  const KeyTable::Time start{};
+  ASSERT_TRUE(table.put("k", "v", 10ms, start).ok());
+  EXPECT_NE(table.get("k", start + 9ms), nullptr);
+  EXPECT_EQ(table.get("k", start + 10ms), nullptr);
+  ASSERT_TRUE(table.put("k", "v", 10ms, start).ok());
+  ASSERT_TRUE(table.put("k", "v", {}, start + 5ms).ok());
+  EXPECT_NE(table.get("k", start + 1h), nullptr) << "put again without a lease";
+}
+
+TEST(FileStore, ForeignAndTornFilesAreNamedNotServed) {
+  const support::TempDir dir;
+  const auto store = open_store("file://" + dir.path(), soon()).value();
+  dir.write("k-torn", "XDKV half a record");
+  dir.write("README", "not ours");
+  const auto entry = store->get("torn", soon());
+  ASSERT_FALSE(entry.ok());
+  EXPECT_EQ(entry.code(), Code::kCorrupt);
+  EXPECT_NE(entry.error().message.find("k-torn"), std::string::npos);
+  EXPECT_TRUE(store->list("", soon()).value().empty());
+  EXPECT_TRUE(store->put("torn", "whole", {}, soon()).ok()) << "a put repairs it";
+  EXPECT_EQ(store->get("torn", soon()).value()->value, "whole");
+}
+
+TEST(FileStore, ADirectoryThatVanishesOrIsNoneIsAnError) {
+  const support::TempDir dir;
+  const std::string path = dir.path() + "/store";
+  const auto store = open_store("file://" + path, soon()).value();
+  std::filesystem::remove_all(path);
+  EXPECT_EQ(store->get("k", soon()).code(), Code::kNotFound);
+  EXPECT_EQ(store->put("k", "v", {}, soon()).code(), Code::kNotFound);
+  EXPECT_FALSE(store->wait("k", Deadline::in(50ms)).ok());
+  const std::string file = dir.write("file", "x");
+  EXPECT_FALSE(open_store("file://" + file, soon()).ok());
+  EXPECT_FALSE(open_store("file:///nonexistent/deep/dir", soon()).ok());
+}
+
+TEST(FileStore, AWriterKilledWithTheLockHeldBlocksNobody) {
+  const support::TempDir dir;
+  const auto store = open_store("file://" + dir.path(), soon()).value();
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Only calls that are safe after fork: puts for ever until killed.
+    const auto mine = open_store("file://" + dir.path(), soon());
+    const std::string value(100'000, 'x');
+    for (;;) {
+      if (!mine.ok() || !(*mine)->put("k", value, {}, soon()).ok()) ::_exit(1);
+      [[maybe_unused]] const auto n = ::write(ready[1], "x", 1);
+    }
+  }
+  char byte;
+  for (int i = 0; i < 20; ++i)
+    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  ::kill(child, SIGKILL);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  EXPECT_EQ(store->get("k", soon()).value()->value.size(), 100'000u) << "whole, never half";
+  EXPECT_TRUE(store->put("k", "v", {}, soon()).ok());
+}
+
+}  // namespace
+}  // namespace crossdock::rendezvous
