@@ -37,6 +37,7 @@ int run_command_line(int argc, char** argv) {
   app.require_subcommand(1);
   add_info(app);
   add_store(app);
+  add_bench(app);
   if (argc > 1 && argv[1][0] != '-' && refuse_unknown_subcommand(app, argv[1])) return kWrongUsage;
   try {
     app.parse(argc, argv);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <sys/types.h>
 #include <time.h>
 
 namespace crossdock::base {
@@ -34,6 +35,12 @@ inline std::uint64_t thread_cpu_ns() noexcept {
 }
 inline std::uint64_t process_cpu_ns() noexcept {
   return detail::read_clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+// CPU time of another process; 0 when it is gone or not ours to ask.
+inline std::uint64_t process_cpu_ns(pid_t pid) noexcept {
+  clockid_t id{};
+  return ::clock_getcpuclockid(pid, &id) == 0 ? detail::read_clock_ns(id) : 0;
 }
 
 }  // namespace crossdock::base

@@ -4,12 +4,15 @@
 #include <atomic>
 #include <thread>
 
-#include "support/child_process.hpp"
+#include "base/child_process.hpp"
 #include "support/engines.hpp"
 
 namespace crossdock::testing {
 namespace {
 
+using base::ChildProcess;
+using base::hear_parent;
+using base::say_parent;
 using transfer::Message;
 using transfer::State;
 

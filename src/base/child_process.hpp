@@ -21,7 +21,7 @@
 
 #include "base/fd.hpp"
 
-namespace crossdock::testing {
+namespace crossdock::base {
 
 class ChildProcess {
  public:
@@ -90,7 +90,7 @@ class ChildProcess {
 
  private:
   pid_t pid_ = -1;
-  base::UniqueFd to_child_, from_child_;
+  UniqueFd to_child_, from_child_;
 };
 
 // In the child: a line from the parent; false when the parent closed its end.
@@ -108,4 +108,4 @@ inline void say_parent(const std::string& line) {
   std::fflush(stdout);
 }
 
-}  // namespace crossdock::testing
+}  // namespace crossdock::base

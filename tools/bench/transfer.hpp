@@ -1,0 +1,99 @@
+// What `crossdock bench transfer` measures, as plain types shared by its parts: the options, one
+// case, one result. The parts: transfer.cpp (command line, order of cases), transfer_run.cpp (the
+// engine), ceilings.cpp (memcpy, process_vm_writev, socket stream), transfer_report.cpp (text and
+// JSON).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <crossdock/core/result.hpp>
+#include <crossdock/transfer/engine.hpp>
+
+namespace crossdock::tools::bench {
+
+struct TransferBench {
+  std::string transport = "shm";
+  std::string op = "write";
+  std::vector<std::string> blocks;  // empty: 64KiB 256KiB 1MiB 4MiB
+  std::uint64_t batch = 0;          // requests a batch; 0: all that fit --bytes
+  std::uint64_t bytes = std::uint64_t{512} << 20;
+  std::uint32_t threads = 1;
+  std::uint32_t repeat = 5;
+  bool engine_memory = true;  // false: memory the caller allocated and registered
+  bool scattered = false;     // blocks in random order on both sides
+  bool suite = false;         // every case of the README's table
+  bool json = false;
+  std::string vs;
+  std::string role;  // two hosts: "target" or "initiator"
+  std::string peer;
+  std::string listen;
+};
+
+struct Case {
+  std::string name = {};
+  std::string transport = {};
+  transfer::Op op = transfer::Op::kWrite;
+  std::uint64_t block_bytes = 1 << 20;
+  std::uint64_t count = 0;  // requests in all
+  std::uint64_t batch = 0;  // 0: one batch a thread
+  std::uint32_t threads = 1;
+  bool engine_memory = true;
+  bool scattered = false;
+};
+
+struct Measurement {
+  std::string name = {};
+  double gb_per_s = 0;      // 1e9 bytes; median of the repeats
+  double cpu_s_per_gb = 0;  // both processes
+  double p50_us = 0;        // latencies only
+  double p99_us = 0;
+  double value = 0;  // anything else, with its unit
+  std::string unit = {};
+  std::string ceiling = {};  // name of the measurement it is compared with
+  double ratio = 0;     // to the ceiling
+};
+
+struct Scratch {
+  std::uint64_t bytes = 0;
+  std::uint32_t repeat = 5;
+};
+
+// --- ceilings.cpp: what the machine gives without us ---
+Result<Measurement> measure_memcpy(const Scratch& scratch);
+Result<Measurement> measure_vm_writev(const Scratch& scratch, std::uint64_t block_bytes);
+Result<Measurement> measure_socket_stream(const Scratch& scratch);
+// The child's end of the last two. Line protocol on stdin and stdout.
+int run_ceiling_child(const std::string& kind, std::uint64_t bytes);
+
+// --- transfer_run.cpp: the engine ---
+// One engine here, one in a child process (or a remote target), memory of `bytes` on both sides.
+class Rig {
+ public:
+  static Result<Rig> create(const Case& shape, std::uint64_t bytes, const std::string& remote_peer);
+  Rig(Rig&&) noexcept;
+  ~Rig();
+  Result<Measurement> throughput(const Case& shape, std::uint32_t repeat);
+  // Synchronous operations of one small block.
+  Result<Measurement> latency(const Case& shape, std::uint32_t operations);
+  // Slices a second through submit and completion, 64 B of each block.
+  Result<Measurement> submission(const Case& shape, std::uint32_t repeat);
+
+ private:
+  struct Impl;
+  explicit Rig(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+Result<Measurement> measure_submission(std::uint32_t repeat);
+Result<Measurement> measure_registration(std::uint32_t repeat);
+Result<Measurement> measure_creation(std::uint32_t repeat);
+// The target's end: an engine with one region, until stdin ends.
+int run_target(const TransferBench& options);
+
+// --- transfer_report.cpp ---
+void print_report(const TransferBench& options, const std::vector<Measurement>& results);
+
+}  // namespace crossdock::tools::bench

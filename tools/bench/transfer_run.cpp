@@ -1,0 +1,244 @@
+// The engine under measurement: an initiator here, a target in a child process.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fmt/format.h>
+#include <numeric>
+#include <random>
+#include <sys/mman.h>
+#include <thread>
+
+#include "base/child_process.hpp"
+#include "base/clock.hpp"
+#include "bench/statistics.hpp"
+#include "bench/transfer.hpp"
+
+namespace crossdock::tools::bench {
+namespace {
+
+using transfer::Engine;
+using transfer::Op;
+using transfer::Peer;
+using transfer::Region;
+using transfer::Request;
+
+constexpr auto kLimit = std::chrono::minutes(2);
+
+transfer::EngineOptions engine_options(const std::string& transport) {
+  return {.config = {{"transport.enabled", transport}, {"log.level", "warn"}}};
+}
+
+// Engine memory, or memory as a framework would hand it over.
+struct Memory {
+  std::vector<std::byte> own;
+  std::optional<Region> region;
+  [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(region->address()); }
+};
+
+Result<Memory> make_memory(Engine& engine, std::uint64_t bytes, bool engine_memory) {
+  Memory memory;
+  if (engine_memory) {
+    CROSSDOCK_TRY(region, engine.allocate(bytes, {.label = "bench"}));
+    memory.region = std::move(region);
+  } else {
+    memory.own.resize(bytes);
+    CROSSDOCK_TRY(region, engine.register_memory(memory.own.data(), bytes, {.label = "bench"}));
+    memory.region = std::move(region);
+  }
+  std::memset(memory.region->address(), 0x5a, bytes);
+  return memory;
+}
+
+std::vector<std::uint64_t> block_order(const Case& shape, std::uint64_t seed) {
+  std::vector<std::uint64_t> order(shape.count);
+  std::iota(order.begin(), order.end(), std::uint64_t{0});
+  if (shape.scattered) std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+  return order;
+}
+
+double seconds(std::uint64_t ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
+
+}  // namespace
+
+struct Rig::Impl {
+  std::unique_ptr<base::ChildProcess> child;  // none when the target is remote
+  std::optional<Engine> engine;
+  Memory memory;
+  std::optional<Peer> peer;
+  std::uint64_t remote = 0;
+  std::uint64_t bytes = 0;
+
+  [[nodiscard]] std::uint64_t cpu_ns() const {
+    return base::process_cpu_ns() + (child ? base::process_cpu_ns(child->pid()) : 0);
+  }
+  [[nodiscard]] std::vector<Request> requests(const Case& shape) const {
+    const auto from = block_order(shape, 1), to = block_order(shape, 2);
+    std::vector<Request> all(shape.count);
+    for (std::size_t i = 0; i < shape.count; ++i)
+      all[i] = {shape.op, memory.data() + from[i] * shape.block_bytes,
+                remote + to[i] * shape.block_bytes, shape.block_bytes};
+    return all;
+  }
+  Result<> move(std::span<const Request> share, std::uint64_t batch) {
+    if (batch == 0) batch = share.size();
+    for (std::size_t first = 0; first < share.size(); first += batch)
+      CROSSDOCK_CHECK_OK(engine->transfer(
+          *peer, share.subspan(first, std::min<std::size_t>(batch, share.size() - first)),
+          {.deadline = Deadline::in(kLimit)}));
+    return {};
+  }
+  Result<> move_all(const std::vector<Request>& all, const Case& shape) {
+    if (shape.threads == 1) return move(all, shape.batch);
+    std::vector<std::thread> threads;
+    std::vector<Result<>> results(shape.threads);
+    const std::size_t each = (all.size() + shape.threads - 1) / shape.threads;
+    for (std::uint32_t t = 0; t < shape.threads; ++t) {
+      const std::size_t first = std::min(all.size(), t * each);
+      const auto share = std::span(all).subspan(first, std::min(each, all.size() - first));
+      threads.emplace_back([&, t, share] { results[t] = move(share, shape.batch); });
+    }
+    for (auto& thread : threads)
+      thread.join();
+    for (auto& result : results)
+      CROSSDOCK_CHECK_OK(std::move(result));
+    return {};
+  }
+};
+
+Rig::Rig(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Rig::Rig(Rig&&) noexcept = default;
+Rig::~Rig() = default;
+
+Result<Rig> Rig::create(const Case& shape, std::uint64_t bytes, const std::string& remote_peer) {
+  auto impl = std::make_unique<Impl>();
+  impl->bytes = bytes;
+  std::string name = remote_peer;
+  const bool itself = shape.transport == "loopback";
+  if (name.empty() && !itself) {
+    impl->child = std::make_unique<base::ChildProcess>(std::vector<std::string>{
+        "bench", "transfer", "--role", "target", "--transport", shape.transport, "--bytes",
+        std::to_string(bytes), shape.engine_memory ? "--engine-memory" : "--user-memory"});
+    name = impl->child->hear();
+    if (name.empty()) return make_error(Code::kPeerLost, "the target process did not start");
+  }
+  CROSSDOCK_TRY(engine, Engine::create(engine_options(shape.transport)));
+  impl->engine = std::move(engine);
+  if (itself) name = impl->engine->name();
+  CROSSDOCK_TRY(memory,
+                make_memory(*impl->engine, itself ? 2 * bytes : bytes, shape.engine_memory));
+  impl->memory = std::move(memory);
+  CROSSDOCK_TRY(peer, impl->engine->open(name, Deadline::in(kLimit)));
+  impl->peer = std::move(peer);
+  CROSSDOCK_TRY(region, impl->peer->region("bench", Deadline::in(kLimit)));
+  impl->remote = region.address + (itself ? bytes : 0);
+  return Rig(std::move(impl));
+}
+
+Result<Measurement> Rig::throughput(const Case& shape, std::uint32_t repeat) {
+  const auto all = impl_->requests(shape);
+  const auto bytes = static_cast<double>(shape.count * shape.block_bytes);
+  std::vector<double> rates, cpu;
+  for (std::uint32_t i = 0; i <= repeat; ++i) {
+    const auto cpu_begin = impl_->cpu_ns();
+    const auto begin = base::now_ns();
+    CROSSDOCK_CHECK_OK(impl_->move_all(all, shape));
+    const auto end = base::now_ns();
+    if (i == 0) continue;  // the first run touches every page for the first time
+    rates.push_back(bytes / static_cast<double>(end - begin));
+    cpu.push_back(static_cast<double>(impl_->cpu_ns() - cpu_begin) / bytes);
+  }
+  return Measurement{.name = shape.name, .gb_per_s = median(rates), .cpu_s_per_gb = median(cpu)};
+}
+
+Result<Measurement> Rig::latency(const Case& shape, std::uint32_t operations) {
+  std::vector<double> us;
+  us.reserve(operations);
+  for (std::uint32_t i = 0; i < operations + operations / 10; ++i) {
+    const std::uint64_t slot = (i * 977 % 1024) * shape.block_bytes;
+    const Request request{shape.op, impl_->memory.data() + slot, impl_->remote + slot,
+                          shape.block_bytes};
+    const auto begin = base::now_ns();
+    CROSSDOCK_CHECK_OK(impl_->engine->transfer(*impl_->peer, std::span(&request, 1),
+                                               {.deadline = Deadline::in(kLimit)}));
+    if (i >= operations / 10) us.push_back(seconds(base::now_ns() - begin) * 1e6);
+  }
+  return Measurement{.name = shape.name, .p50_us = median(us), .p99_us = quantile(us, 0.99)};
+}
+
+// Slices a second that one thread hands over and sees completed, 64 bytes each, none adjacent.
+Result<Measurement> measure_submission(std::uint32_t repeat) {
+  const Case shape{.name = "submission, 64 B slices",
+                   .transport = "loopback",
+                   .block_bytes = 128,
+                   .count = 65536};
+  CROSSDOCK_TRY(rig, Rig::create(shape, shape.count * shape.block_bytes, {}));
+  // Blocks of 128 bytes apart, 64 of each moved: nothing can be merged.
+  CROSSDOCK_TRY(result, rig.submission(shape, repeat));
+  return result;
+}
+
+Result<Measurement> Rig::submission(const Case& shape, std::uint32_t repeat) {
+  auto all = impl_->requests(shape);
+  for (auto& request : all)
+    request.length = 64;
+  std::vector<double> rates;
+  for (std::uint32_t i = 0; i <= repeat; ++i) {
+    const auto begin = base::now_ns();
+    CROSSDOCK_CHECK_OK(impl_->move(all, 4096));
+    if (i > 0)
+      rates.push_back(static_cast<double>(shape.count) / seconds(base::now_ns() - begin) * 1e-6);
+  }
+  return Measurement{.name = shape.name, .value = median(rates), .unit = "M slices/s"};
+}
+
+Result<Measurement> measure_registration(std::uint32_t repeat) {
+  constexpr std::size_t kBuffers = 5000, kBytes = 4096;
+  std::vector<std::byte> memory(kBuffers * 2 * kBytes);
+  std::vector<transfer::MemoryRange> ranges;
+  for (std::size_t i = 0; i < kBuffers; ++i)
+    ranges.push_back({memory.data() + 2 * i * kBytes, kBytes});
+  std::vector<double> ms;
+  for (std::uint32_t i = 0; i < repeat; ++i) {
+    CROSSDOCK_TRY(engine, Engine::create(engine_options("auto")));
+    const auto begin = base::now_ns();
+    CROSSDOCK_TRY(regions, engine.register_memory(ranges));
+    ms.push_back(seconds(base::now_ns() - begin) * 1e3);
+  }
+  return Measurement{
+      .name = "register 5,000 buffers as a batch", .value = median(ms), .unit = "ms"};
+}
+
+Result<Measurement> measure_creation(std::uint32_t repeat) {
+  std::vector<double> ms;
+  for (std::uint32_t i = 0; i < repeat * 4; ++i) {
+    const auto begin = base::now_ns();
+    CROSSDOCK_TRY(engine, Engine::create(engine_options("auto")));
+    ms.push_back(seconds(base::now_ns() - begin) * 1e3);
+  }
+  return Measurement{.name = "create an engine", .value = median(ms), .unit = "ms"};
+}
+
+int run_target(const TransferBench& options) {
+  auto settings = engine_options(options.transport);
+  settings.listen = options.listen;
+  auto engine = Engine::create(std::move(settings));
+  if (!engine.ok()) {
+    std::fprintf(stderr, "%s\n", engine.error().describe().c_str());
+    return 1;
+  }
+  auto memory = make_memory(*engine, options.bytes, options.engine_memory);
+  if (!memory.ok()) {
+    std::fprintf(stderr, "%s\n", memory.error().describe().c_str());
+    return 1;
+  }
+  base::say_parent(engine->name());
+  std::string line;
+  while (base::hear_parent(line)) {
+  }
+  return engine->close(Deadline::in(std::chrono::seconds(5))).ok() ? 0 : 1;
+}
+
+}  // namespace crossdock::tools::bench
