@@ -1,0 +1,65 @@
+# shellcheck shell=bash
+# gpu [--sanitize] [--bench-only|--test-only] [--json DIR]: build and run the GPU tests and benches
+# For a host with 1 or more GPUs, a CUDA toolkit, CMake, Ninja, g++ and Python. Third-party headers
+# come from .deps/ when it is there (./x vendor), else from the system. --sanitize runs the tests under
+# compute-sanitizer (memcheck, racecheck, synccheck). Results of benches go to DIR as JSON.
+# SPDX-License-Identifier: Apache-2.0
+
+gpu_configure() {
+  local more=()
+  [[ -d $ROOT/.deps/usr ]] && more+=("-DCMAKE_PREFIX_PATH=$ROOT/.deps/usr")
+  [[ -f build/gpu/build.ninja ]] ||
+    cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release "${more[@]}" >&2
+}
+
+gpu_sanitize() {
+  command -v compute-sanitizer >/dev/null || die "gpu --sanitize needs compute-sanitizer on the PATH"
+  local tool test failed=0
+  for tool in memcheck racecheck synccheck; do
+    for test in build/gpu/tests/gpu/gpu_*; do
+      [[ -f $test && -x $test ]] || continue
+      say "$tool: ${test##*/}"
+      compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all "$test" \
+        --gtest_filter='-*NotUnderSanitizer*' || failed=1
+    done
+  done
+  return "$failed"
+}
+
+x_gpu() {
+  local sanitize=0 tests=1 benches=1 json=""
+  while (($#)); do
+    case $1 in
+      --sanitize) sanitize=1 ;;
+      --bench-only) tests=0 ;;
+      --test-only) benches=0 ;;
+      --json)
+        json=${2:?--json needs a folder}
+        shift
+        ;;
+      *) die "gpu: unknown option '$1'; ./x help shows them" ;;
+    esac
+    shift
+  done
+  command -v nvidia-smi >/dev/null || die "gpu: no nvidia-smi, so no GPU driver; see crossdock doctor"
+  nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
+  gpu_configure
+  cmake --build build/gpu --parallel "$(build_jobs)" >&2
+  ((tests == 0)) || ctest --test-dir build/gpu -L gpu --output-on-failure
+  ((sanitize == 0)) || gpu_sanitize
+  ((benches == 0)) || gpu_benches "$json"
+}
+
+# Every GPU bench the command has; each prints a table, or JSON into the folder.
+gpu_benches() {
+  local folder=$1 name
+  for name in symm ep moe; do
+    build/gpu/tools/crossdock bench "$name" --help >/dev/null 2>&1 || continue
+    if [[ -n $folder ]]; then
+      build/gpu/tools/crossdock bench "$name" --json >"$folder/$name.json"
+      say "$folder/$name.json"
+    else
+      build/gpu/tools/crossdock bench "$name"
+    fi
+  done
+}

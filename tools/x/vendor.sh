@@ -1,0 +1,23 @@
+# shellcheck shell=bash
+# vendor: fill .deps/ with the third-party headers and libraries, for a machine without a registry
+# Downloads the same Debian packages that `./x setup` installs and unpacks them below .deps/usr, which
+# git ignores and which stays under 20 MB. Needs apt-get and dpkg here, nothing on the other machine.
+# SPDX-License-Identifier: Apache-2.0
+
+readonly VENDORED=(libfmt-dev libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
+  libgtest-dev libgmock-dev)
+
+x_vendor() {
+  command -v apt-get >/dev/null || die "vendor needs apt-get; run it on Debian or Ubuntu"
+  local work
+  work=$(mktemp -d)
+  (cd "$work" && apt-get download -qq "${VENDORED[@]}") || die "cannot download ${VENDORED[*]}"
+  rm -rf "$ROOT/.deps"
+  mkdir -p "$ROOT/.deps"
+  local package
+  for package in "$work"/*.deb; do
+    dpkg -x "$package" "$ROOT/.deps"
+  done
+  rm -rf "$work" "$ROOT/.deps/usr/share/doc"
+  say ".deps holds $(du -sm "$ROOT/.deps" | cut -f1) MB: ${VENDORED[*]}"
+}
