@@ -74,18 +74,24 @@ Result<> write_all_to(pid_t pid, std::uint64_t remote, const Pages& pages, std::
 
 }  // namespace
 
+// The better of one call for everything and a call a MiB: the library's choice of instructions
+// depends on the length of a call.
 Result<Measurement> measure_memcpy(const Scratch& scratch) {
   const Pages from(scratch.bytes), to(scratch.bytes);
   if (!from.valid() || !to.valid()) return no_memory(scratch.bytes);
-  std::vector<double> rates;
-  for (std::uint32_t i = 0; i <= scratch.repeat; ++i) {
-    const auto begin = base::now_ns();
-    for (std::uint64_t offset = 0; offset < scratch.bytes; offset += kPiece)
-      std::memcpy(to.data() + offset, from.data() + offset,
-                  std::min(kPiece, scratch.bytes - offset));
-    if (i > 0) rates.push_back(gb_per_s(scratch.bytes, base::now_ns() - begin));
+  Measurement best{.name = "memcpy, one thread"};
+  for (const std::uint64_t piece : {kPiece, scratch.bytes}) {
+    std::vector<double> rates;
+    for (std::uint32_t i = 0; i <= scratch.repeat; ++i) {
+      const auto begin = base::now_ns();
+      for (std::uint64_t offset = 0; offset < scratch.bytes; offset += piece)
+        std::memcpy(to.data() + offset, from.data() + offset,
+                    std::min(piece, scratch.bytes - offset));
+      if (i > 0) rates.push_back(gb_per_s(scratch.bytes, base::now_ns() - begin));
+    }
+    best.gb_per_s = std::max(best.gb_per_s, median(rates));
   }
-  return Measurement{.name = "memcpy, one thread", .gb_per_s = median(rates)};
+  return best;
 }
 
 Result<Measurement> measure_vm_writev(const Scratch& scratch, std::uint64_t block_bytes) {
