@@ -11,7 +11,6 @@ namespace crossdock::tools {
 
 void add_info(CLI::App& app);   // version, build, settings
 void add_store(CLI::App& app);  // a metadata store server
-void add_info(CLI::App& app);  // version, build, settings
 void add_bench(CLI::App& app);  // figures beside the ceilings of the machine
 
 }  // namespace crossdock::tools

@@ -17,10 +17,6 @@ base::UniqueFd connect_to(const Engine& engine) {
   return std::move(base::connect_tcp(address, soon())).value();
 }
 
-void send_text(int fd, std::string_view text) {
-  ASSERT_TRUE(base::send_all(fd, wire::as_bytes(text), soon()).ok());
-}
-
 // Everything the other end sends until it closes, or until `deadline`.
 std::string read_all(int fd, Deadline deadline) {
   std::string all;
@@ -50,9 +46,10 @@ void expect_serves(Engine& target) {
 
 TEST(ControlPort, RubbishClosesItsConnectionAndNothingElse) {
   auto target = make_engine("tcp");
-  for (const std::string& rubbish : std::vector{std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
-                                    std::string("\x16\x03\x01\x02", 4) + std::string(600, 'x'),
-                                    std::string(1000, '\0'), std::string(100'000, '\xff')}) {
+  for (const std::string& rubbish :
+       std::vector{std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+                   std::string("\x16\x03\x01\x02", 4) + std::string(600, 'x'),
+                   std::string(1000, '\0'), std::string(100'000, '\xff')}) {
     const auto fd = connect_to(target);
     (void)base::send_all(fd.get(), wire::as_bytes(rubbish), soon());
     (void)read_all(fd.get(), Deadline::in(2s));

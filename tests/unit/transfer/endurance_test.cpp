@@ -18,16 +18,16 @@ std::atomic<std::uint64_t> g_allocations{0};
 }  // namespace
 
 #if !defined(CROSSDOCK_SANITIZE_ADDRESS) && !defined(CROSSDOCK_SANITIZE_THREAD)
-// Counts every allocation of the process.
-void* operator new(std::size_t size) {
+// Counts every allocation of the process. Not inlined: GCC would take free() for a mistake.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   g_allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 #define CROSSDOCK_COUNTS_ALLOCATIONS 1
