@@ -9,7 +9,8 @@
 // A window is a run of slices of at most SliceCopier::window_bytes(): between windows the rail
 // looks at the stop flag, the deadline, a severed port and the urgent list. The thread sleeps on a
 // condition variable when there is nothing to do. Nothing here allocates per shard or slice, except
-// for errors. SPDX-License-Identifier: Apache-2.0
+// for errors.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

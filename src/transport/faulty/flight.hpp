@@ -1,6 +1,7 @@
 // A shard on its way through the fault injector: the engine's shard, the one that the wrapped
 // endpoint gets in its place, and the faults that were drawn for it. Owned by FaultyCore; guarded
-// by its mutex except where noted. SPDX-License-Identifier: Apache-2.0
+// by its mutex except where noted.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,8 @@
 // faulty: wraps another transport and injects faults by seed: delay, loss of connection, finishing
 // out of order, reporting twice, flipped bits, failure half-way. For tests; "faulty+tcp" is its
 // name over tcp. Owns the wrapped transport and one timer thread; callers of post() never wait for
-// a fault. SPDX-License-Identifier: Apache-2.0
+// a fault.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
 // The endpoint of one rail with one peer process. Copies through the transport's rail: plainly
-// where the region is mapped, by process_vm calls elsewhere. Thread-safe. SPDX-License-Identifier:
-// Apache-2.0
+// where the region is mapped, by process_vm calls elsewhere. Thread-safe.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 // One peer process, shared by the endpoints (rails) that lead to it: its pidfd, and the mappings of
 // its regions. Mappings go with the last endpoint, whether or not the peer still lives.
-// Thread-safe. SPDX-License-Identifier: Apache-2.0
+// Thread-safe.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <map>

@@ -1,6 +1,7 @@
 // Copies between this process and a peer's by process_vm_readv and process_vm_writev: one copy by
 // the kernel, nothing for the peer to do, any memory. Stateless, any thread, allocates only for
-// errors. SPDX-License-Identifier: Apache-2.0
+// errors.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
