@@ -1,0 +1,102 @@
+// The engine over transports that misbehave by seed: what it must repair, and what it must notice.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/engines.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using transfer::Notification;
+using Settings = std::map<std::string, std::string>;
+
+class FaultyOver : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Only the source injects; shards are small so that a transfer meets several faults.
+  Pair make_pair(Settings faults, std::size_t bytes = 1 << 20) const {
+    faults.emplace("transfer.shard_bytes", "64KiB");
+    faults["transport.enabled"] = std::string("faulty+") + GetParam();
+    faults.emplace("log.level", "error");
+    return Pair(GetParam(), bytes, false, {.config = std::move(faults)});
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, FaultyOver, ::testing::Values("shm", "tcp"),
+                         [](const auto& over) { return std::string(over.param); });
+
+TEST_P(FaultyOver, FailedShardsAreTriedAgain) {
+  auto pair = make_pair({{"transport.faulty.fail_ppm", "200000"}, {"transfer.max_retries", "50"}});
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    fill_pattern(pair.source_memory.data(), 1 << 20, round);
+    const auto result = pair.run({pair.write(0, 1 << 20)});
+    ASSERT_TRUE(result.ok()) << result.error().describe();
+    ASSERT_TRUE(has_pattern(pair.target_memory.data(), 1 << 20, round));
+  }
+  EXPECT_EQ(pair.source.metrics().find("crossdock_shard_retries_total 0\n"), std::string::npos)
+      << "faults were injected";
+}
+
+TEST_P(FaultyOver, LostConnectionsAreDialledAgain) {
+  auto pair = make_pair({{"transport.faulty.drop_ppm", "50000"}, {"transfer.max_retries", "50"}});
+  int delivered = 0;
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    fill_pattern(pair.source_memory.data(), 1 << 20, round);
+    const auto result = pair.run({pair.write(0, 1 << 20)});
+    // A submission while the rails are down is refused with "later"; none hangs or lies.
+    if (!result.ok()) {
+      EXPECT_NE(result.error().retry, Retry::kNo) << result.error().describe();
+      continue;
+    }
+    ++delivered;
+    ASSERT_TRUE(has_pattern(pair.target_memory.data(), 1 << 20, round));
+  }
+  EXPECT_GT(delivered, 0);
+}
+
+TEST_P(FaultyOver, WithoutRetriesTheFaultIsReported) {
+  auto pair = make_pair({{"transport.faulty.fail_ppm", "1000000"}, {"transfer.max_retries", "0"}});
+  const auto result = pair.run({pair.write(0, 1 << 20)});
+  EXPECT_EQ(result.code(), Code::kUnreachable);
+  EXPECT_TRUE(pair.local.release(soon()).ok());
+}
+
+TEST_P(FaultyOver, DuplicateCompletionsEndATransferOnce) {
+  auto pair = make_pair({{"transport.faulty.duplicate_ppm", "500000"}});
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    fill_pattern(pair.source_memory.data(), 1 << 20, round);
+    ASSERT_TRUE(pair.run({pair.write(0, 1 << 20)}).ok());
+    ASSERT_TRUE(has_pattern(pair.target_memory.data(), 1 << 20, round));
+  }
+}
+
+TEST_P(FaultyOver, DelayAndReorderingChangeNothing) {
+  auto pair = make_pair({{"transport.faulty.delay_max", "3ms"}, {"transport.faulty.reorder", "8"}});
+  auto mailbox = pair.target.mailbox("m").value();
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    fill_pattern(pair.source_memory.data(), 1 << 20, round);
+    ASSERT_TRUE(pair.run({pair.write(0, 1 << 20)}, {.notification = Notification{"m", "x"}}).ok());
+    ASSERT_TRUE(mailbox.receive(soon()).ok());
+    ASSERT_TRUE(has_pattern(pair.target_memory.data(), 1 << 20, round));
+  }
+}
+
+TEST_P(FaultyOver, AFlippedBitIsCaughtByTheChecksum) {
+  auto pair = make_pair({{"transport.faulty.corrupt_ppm", "1000000"}});
+  fill_pattern(pair.source_memory.data(), 1 << 20, 1);
+  ASSERT_TRUE(pair.run({pair.write(0, 1 << 20)}).ok()) << "without the checksum nobody looks";
+  EXPECT_FALSE(has_pattern(pair.target_memory.data(), 1 << 20, 1)) << "a bit was flipped";
+  const auto checked = pair.run({pair.write(0, 1 << 20)}, {.checksum = true});
+  ASSERT_EQ(checked.code(), Code::kCorrupt);
+  EXPECT_EQ(checked.error().scope, Scope::kTransfer);
+}
+
+TEST_P(FaultyOver, ADeadlineEndsADelayedTransfer) {
+  auto pair = make_pair({{"transport.faulty.delay_max", "1min"}});
+  const auto begin = std::chrono::steady_clock::now();
+  const auto result = pair.run({pair.write(0, 1 << 20)}, {.deadline = Deadline::in(200ms)});
+  EXPECT_EQ(result.code(), Code::kDeadline);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
+  // Quiesced: the source may be reused at once.
+  EXPECT_TRUE(pair.local.release(Deadline::in(1s)).ok());
+}
+
+}  // namespace
+}  // namespace crossdock::testing
