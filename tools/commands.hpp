@@ -9,8 +9,11 @@ class App;
 
 namespace crossdock::tools {
 
-void add_info(CLI::App& app);   // version, build, settings
-void add_store(CLI::App& app);  // a metadata store server
-void add_bench(CLI::App& app);  // figures beside the ceilings of the machine
+void add_info(CLI::App& app);    // version, build, settings
+void add_topo(CLI::App& app);    // what is in this host
+void add_doctor(CLI::App& app);  // what would make it slow or fail
+void add_store(CLI::App& app);   // a metadata store server
+void add_bench(CLI::App& app);   // figures beside the ceilings of the machine
+void add_trace(CLI::App& app);   // merge trace files
 
 }  // namespace crossdock::tools

@@ -36,8 +36,11 @@ int run_command_line(int argc, char** argv) {
   app.set_version_flag("--version", "crossdock " + std::string(kVersion));
   app.require_subcommand(1);
   add_info(app);
+  add_topo(app);
+  add_doctor(app);
   add_store(app);
   add_bench(app);
+  add_trace(app);
   if (argc > 1 && argv[1][0] != '-' && refuse_unknown_subcommand(app, argv[1])) return kWrongUsage;
   try {
     app.parse(argc, argv);

@@ -254,9 +254,10 @@ std::string Tracer::Impl::render() {
   }
   out.erase(out.rfind(','), 1);
   fmt::format_to(std::back_inserter(out),
-                 R"(],"displayTimeUnit":"ns","otherData":{{"lost_events":{},"lost_threads":{}}}}})"
+                 R"(],"displayTimeUnit":"ns","otherData":{{"lost_events":{},"lost_threads":{},)"
+                 R"("clock_offset_ns":{}}}}})"
                  "\n",
-                 lost, lost_threads);
+                 lost, lost_threads, wall_ns() - now_ns());  // lines up traces of several hosts
   return out;
 }
 

@@ -1,0 +1,183 @@
+// The subcommands info, topo, doctor and trace, through the built program.
+// SPDX-License-Identifier: Apache-2.0
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <crossdock/core/version.hpp>
+
+#include "base/config.hpp"
+#include "base/trace.hpp"
+#include "support/run_command.hpp"
+#include "support/temp_dir.hpp"
+
+namespace crossdock {
+namespace {
+
+using nlohmann::json;
+using support::CommandResult;
+using testing::HasSubstr;
+
+std::string g_program;  // NOLINT: set once by main() before any test runs
+
+CommandResult crossdock_command(std::vector<std::string> arguments,
+                                std::vector<std::string> environment = {}) {
+  arguments.insert(arguments.begin(), g_program);
+  return support::run_command(std::move(arguments), std::move(environment));
+}
+
+TEST(Command, VersionAndHelp) {
+  const auto version = crossdock_command({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_EQ(version.output, "crossdock " + std::string(kVersion) + "\n");
+  const auto help = crossdock_command({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  for (const auto* name : {"info", "topo", "doctor", "trace"})
+    EXPECT_THAT(help.output, HasSubstr(name));
+}
+
+TEST(Command, MistakesEndWithTwoAndASentence) {
+  const auto nothing = crossdock_command({});
+  EXPECT_EQ(nothing.exit_code, 2);
+  const auto typo = crossdock_command({"inof"});
+  EXPECT_EQ(typo.exit_code, 2);
+  EXPECT_THAT(typo.errors, HasSubstr("no subcommand 'inof' (did you mean 'info'?)"));
+  EXPECT_EQ(crossdock_command({"info", "--no-such-flag"}).exit_code, 2);
+  const auto setting = crossdock_command({"info"}, {"CROSSDOCK_TRANSFER_TIMEOUT=soon"});
+  EXPECT_EQ(setting.exit_code, 2);
+  EXPECT_THAT(setting.errors, HasSubstr("environment CROSSDOCK_TRANSFER_TIMEOUT"));
+}
+
+TEST(Info, ConfigShowsEverySettingWithItsSource) {
+  const auto shown = crossdock_command(
+      {"info", "--config", "--json"},
+      {"CROSSDOCK_TRANSFER_SLICE_BYTES=128KiB", "CROSSDOCK_CONTROL_SECRET=hunter2"});
+  ASSERT_EQ(shown.exit_code, 0) << shown.errors;
+  EXPECT_THAT(shown.output, testing::Not(HasSubstr("hunter2")));
+  const json info = json::parse(shown.output);
+  EXPECT_EQ(info.at("version"), kVersion);
+  std::set<std::string> names;
+  for (const auto& setting : info.at("settings")) {
+    names.insert(setting.at("name"));
+    if (setting.at("name") != "transfer.slice_bytes") continue;
+    EXPECT_EQ(setting.at("value"), "128KiB");
+    EXPECT_EQ(setting.at("source"), "environment CROSSDOCK_TRANSFER_SLICE_BYTES");
+  }
+  EXPECT_EQ(names.size(), base::settings().size());
+  const auto text = crossdock_command({"info", "--config"});
+  EXPECT_THAT(text.output, HasSubstr("transfer.slice_bytes = 64KiB\n"));
+}
+
+TEST(Info, WarnsOfUnknownVariables) {
+  const auto shown = crossdock_command({"info"}, {"CROSSDOCK_LGO_LEVEL=debug"});
+  EXPECT_EQ(shown.exit_code, 0);
+  EXPECT_THAT(shown.errors, HasSubstr("did you mean 'CROSSDOCK_LOG_LEVEL'?"));
+}
+
+TEST(Topo, ReadsTheGivenRoot) {
+  const support::TempDir root;
+  root.write("sys/devices/system/node/node0/cpulist", "0-3\n");
+  root.write("sys/class/net/lo/operstate", "unknown\n");
+  root.write("sys/class/net/lo/type", "772\n");
+  const auto shown = crossdock_command({"topo", "--json", "--root", root.path()});
+  ASSERT_EQ(shown.exit_code, 0) << shown.errors;
+  const json topo = json::parse(shown.output);
+  EXPECT_EQ(topo.at("nodes").at(0).at("cpus"), json::parse("[0,1,2,3]"));
+  EXPECT_EQ(topo.at("nics").at(0).at("kind"), "loopback");
+  const auto text = crossdock_command({"topo", "--root", root.path()});
+  EXPECT_THAT(text.output, HasSubstr("node 0  4 CPUs (0-3)"));
+  const auto missing = crossdock_command({"topo", "--root", root.path() + "/none"});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_THAT(missing.errors, HasSubstr("mount sysfs"));
+}
+
+TEST(Doctor, NamesHealthCauseAndFix) {
+  const auto shown = crossdock_command({"doctor", "--json"});
+  const json findings = json::parse(shown.output);
+  std::set<std::string> names;
+  bool broken = false;
+  for (const auto& finding : findings) {
+    names.insert(finding.at("name"));
+    const std::string health = finding.at("health");
+    broken |= health == "broken";
+    if (health == "poor" || health == "broken") {
+      EXPECT_NE(finding.at("cause"), "") << finding;
+      EXPECT_NE(finding.at("fix"), "") << finding;
+    }
+  }
+  EXPECT_EQ(shown.exit_code, broken ? 1 : 0);
+  for (const auto* name : {"locked memory", "open files", "io_uring", "process_vm calls",
+                           "CUDA driver", "NVRTC", "/dev/shm"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
+TEST(Doctor, BrokenSettingsAreBroken) {
+  const auto shown = crossdock_command({"doctor"}, {"CROSSDOCK_TRANSFER_MERGE=perhaps"});
+  EXPECT_EQ(shown.exit_code, 1);
+  EXPECT_THAT(shown.output, HasSubstr("broken  settings"));
+}
+
+std::string make_trace(const support::TempDir& dir, const std::string& name) {
+  base::Tracer tracer({.file = dir.path() + "/" + name, .process_name = name});
+  tracer.instant("mark");
+  EXPECT_TRUE(tracer.flush().ok());
+  return tracer.file();
+}
+
+TEST(TraceMerge, KeepsAllEventsAndTellsProcessesApart) {
+  const support::TempDir dir;
+  const auto a = make_trace(dir, "a");
+  const auto b = make_trace(dir, "b");  // the same process id, as from another host
+  const auto merged = crossdock_command({"trace", "merge", a, b, "-o", dir.path() + "/m"});
+  ASSERT_EQ(merged.exit_code, 0) << merged.errors;
+  const json trace = json::parse(std::ifstream(dir.path() + "/m"));
+  std::set<std::int64_t> processes;
+  std::set<std::string> names;
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("name") == "mark") processes.insert(event.at("pid").get<std::int64_t>());
+    if (event.at("name") == "process_name") names.insert(event.at("args").at("name"));
+  }
+  EXPECT_EQ(processes.size(), 2u);
+  EXPECT_THAT(names, testing::ElementsAre("a", "b"));
+}
+
+TEST(TraceMerge, ShiftsTracesOfOtherHosts) {
+  const support::TempDir dir;
+  const auto trace = [&](const std::string& name, const std::string& ts,
+                         const std::string& offset) {
+    return dir.write(name, R"({"traceEvents":[{"ph":"i","name":"x","pid":1,"ts":)" + ts +
+                               R"(}],"otherData":{"clock_offset_ns":)" + offset + "}}");
+  };
+  const auto a = trace("a", "1000", "5000000000");
+  const auto b = trace("b", "2000", "9000000000");
+  ASSERT_EQ(crossdock_command({"trace", "merge", a, b, "-o", dir.path() + "/m"}).exit_code, 0);
+  const json merged = json::parse(std::ifstream(dir.path() + "/m"));
+  EXPECT_EQ(merged["traceEvents"][0]["ts"], 1000.0);
+  EXPECT_EQ(merged["traceEvents"][1]["ts"], 4002000.0);
+}
+
+TEST(TraceMerge, RefusesWhatIsNoTrace) {
+  const support::TempDir dir;
+  const auto bad = dir.write("bad", "{\"a\": 1");
+  const auto merged = crossdock_command({"trace", "merge", bad, "-o", dir.path() + "/m"});
+  EXPECT_EQ(merged.exit_code, 2);
+  EXPECT_THAT(merged.errors, HasSubstr("bad is no trace"));
+  EXPECT_EQ(crossdock_command({"trace", "merge", dir.path() + "/none", "-o", "m"}).exit_code, 1);
+}
+
+}  // namespace
+}  // namespace crossdock
+
+int main(int argc, char** argv) {
+  testing::InitGoogleMock(&argc, argv);
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: tools_command PATH-OF-CROSSDOCK\n");
+    return 1;
+  }
+  crossdock::g_program = argv[1];
+  return RUN_ALL_TESTS();
+}
