@@ -1,9 +1,11 @@
-// Text and shorthands of Error. No state.
+// Text and shorthands of Error. No state. What the shared library exports is marked here, at the
+// definitions.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 #include <fmt/format.h>
 
 #include <crossdock/core/error.hpp>
+#include <crossdock/core/export.hpp>
 #include <crossdock/core/result.hpp>
 
 namespace crossdock {
@@ -92,7 +94,7 @@ Code code_of_errno(int value) {
 
 }  // namespace
 
-std::string_view to_string(Code code) noexcept {
+CROSSDOCK_API std::string_view to_string(Code code) noexcept {
   switch (code) {
     case Code::kOk:
       return "ok";
@@ -130,7 +132,7 @@ std::string_view to_string(Code code) noexcept {
   return "unknown code";
 }
 
-std::string_view to_string(Scope scope) noexcept {
+CROSSDOCK_API std::string_view to_string(Scope scope) noexcept {
   switch (scope) {
     case Scope::kCall:
       return "call";
@@ -146,7 +148,7 @@ std::string_view to_string(Scope scope) noexcept {
   return "unknown scope";
 }
 
-std::string_view to_string(Retry retry) noexcept {
+CROSSDOCK_API std::string_view to_string(Retry retry) noexcept {
   switch (retry) {
     case Retry::kNo:
       return "no";
@@ -158,21 +160,21 @@ std::string_view to_string(Retry retry) noexcept {
   return "unknown";
 }
 
-std::string Error::describe() const {
+CROSSDOCK_API std::string Error::describe() const {
   return fmt::format("{} (scope {}, retry {}): {}{} ({}:{})", to_string(code), to_string(scope),
                      to_string(retry), message, native_text(native), file_name(where.file_name()),
                      where.line());
 }
 
-Error make_error(Code code, std::string message, std::source_location where) {
+CROSSDOCK_API Error make_error(Code code, std::string message, std::source_location where) {
   return Error{.code = code, .message = std::move(message), .where = where};
 }
 
-Error invalid_argument(std::string message, std::source_location where) {
+CROSSDOCK_API Error invalid_argument(std::string message, std::source_location where) {
   return make_error(Code::kInvalidArgument, std::move(message), where);
 }
 
-Error errno_error(int errno_value, std::string message, std::source_location where) {
+CROSSDOCK_API Error errno_error(int errno_value, std::string message, std::source_location where) {
   char buffer[128];
   const char* text = ::strerror_r(errno_value, buffer, sizeof buffer);
   return Error{.code = code_of_errno(errno_value),
@@ -182,7 +184,7 @@ Error errno_error(int errno_value, std::string message, std::source_location whe
                .where = where};
 }
 
-void die_on_error(const Error& error) noexcept {
+CROSSDOCK_API void die_on_error(const Error& error) noexcept {
   std::fprintf(stderr, "crossdock: value() of a failed Result: %s\n", error.describe().c_str());
   std::abort();
 }
