@@ -11,8 +11,8 @@
 // A source is quiesced when it never got a ticket, said Stopped, died, or was fenced off. Threads:
 // the engine's control thread brings messages, a link thread for each sender carries tickets,
 // aborts and fences, one clock thread watches deadlines. One mutex guards the state; it is never
-// held while waiting on a peer, calling the engine, or calling back. SPDX-License-Identifier:
-// Apache-2.0
+// held while waiting on a peer, calling the engine, or calling back.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <condition_variable>

@@ -1,7 +1,7 @@
 // Which memory an address belongs to: a rank's heap, memory attached to a rank from outside, the
 // shared memory of some CTA, or none of them, which is an error of the kernel (a forgotten `map`, a
-// host pointer). Filled by the World before a run, read-only during it. SPDX-License-Identifier:
-// Apache-2.0
+// host pointer). Filled by the World before a run, read-only during it.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // The hooks for warp collectives. Lanes meet in a Collective; the last to arrive computes what
 // everybody takes away. Only __syncwarp orders memory: the others exchange registers, and code that
-// relies on them for memory is found by TSan and by the store buffers. SPDX-License-Identifier:
-// Apache-2.0
+// relies on them for memory is found by TSan and by the store buffers.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
 #include <fmt/format.h>

@@ -8,8 +8,8 @@
 // Kernels are functions `void kernel(const Params&)` (CROSSDOCK_KERNEL, CROSSDOCK_PARAMS) compiled
 // by the host compiler. Kernels of one rank and stream run in order, all others side by side, all
 // CTAs co-resident. `run` executes everything launched so far and forgets it; memory stays. Not
-// thread-safe; several Worlds may exist and run on different OS threads. SPDX-License-Identifier:
-// Apache-2.0
+// thread-safe; several Worlds may exist and run on different OS threads.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

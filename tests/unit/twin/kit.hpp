@@ -1,6 +1,6 @@
 // Shorthands for the twin's own tests: they call the hooks directly, so that the twin is tested
-// without the device vocabulary. Kernels are lambdas run by launch_body. SPDX-License-Identifier:
-// Apache-2.0
+// without the device vocabulary. Kernels are lambdas run by launch_body.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <gtest/gtest.h>
