@@ -47,7 +47,8 @@ class AddressSpace {
   // An address whose bits do not depend on where the kernel put attached memory.
   [[nodiscard]] std::uintptr_t canonical(const void* p) const {
     const auto a = reinterpret_cast<std::uintptr_t>(p);
-    if (attached_.empty() || a - heap_base_ < heap_bytes_) return a;
+    if (attached_.empty() || a - heap_base_ < heap_bytes_ || a - shared_base_ < shared_bytes_)
+      return a;
     return canonical_attached(a);
   }
   // "rank 3's heap + 0x1200 (of 4096 allocated bytes)", for messages.

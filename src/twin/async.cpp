@@ -92,8 +92,13 @@ bool AsyncEngine::step(AsyncOp& op) {
       done = step_mma(op);
       break;
   }
-  if (kTsan && done && op.tsan_agent != nullptr)
+  if (kTsan && done && op.tsan_agent != nullptr) {
+    {
+      AsTsanFiber agent(op.tsan_agent);
+      tsan::release(this);  // pairs with the acquire at the end of the kernel
+    }
     tsan::destroy(std::exchange(op.tsan_agent, nullptr));
+  }
   return done;
 }
 
@@ -251,9 +256,9 @@ bool AsyncEngine::step_mma(AsyncOp& op) {
   if constexpr (kTsan) {
     AsTsanFiber agent(mma.tsan_agent);
     tsan::acquire(&mma.tokens[0]);
-    for_each_operand_range(mma, [&](std::uint32_t address, std::uint32_t bytes) {
-      tsan::read(op.cta->shared + address, bytes);
-    });
+    const OperandRanges operands = operand_ranges(mma);
+    for (std::uint32_t i = 0; i < operands.count; ++i)
+      tsan::read(op.cta->shared + operands.range[i].offset, operands.range[i].bytes);
     tsan::release(&group.completed);
   }
   execute_mma(mma, op.cta->shared, op.cta->shared_bytes);

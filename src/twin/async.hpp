@@ -1,7 +1,8 @@
 // Operations that go on while their issuer does something else: bulk and tensor copies and wgmma.
 // The engine holds them until the scheduler lets one make progress; when that is decides AsyncMode.
 // Pieces complete in any order that the ISA allows. Runs on the scheduler's OS thread, on the
-// scheduler's stack or (early mode) on the issuer's. SPDX-License-Identifier: Apache-2.0
+// scheduler's stack or (early mode) on the issuer's.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

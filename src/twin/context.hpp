@@ -1,7 +1,8 @@
 // A suspended flow of control on its own stack. On x86-64 a switch saves the six callee-saved
 // registers and the stack pointer (about 10 ns); elsewhere, or with CROSSDOCK_TWIN_UCONTEXT,
 // ucontext does it. A context is resumed only by the OS thread that made it. Knows nothing of
-// fibers or sanitizers. SPDX-License-Identifier: Apache-2.0
+// fibers or sanitizers.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -49,11 +49,13 @@ void Here::check_aligned(const void* p, std::size_t alignment, const char* what)
 void Here::generic_shared_write(std::uint32_t offset, std::uint32_t bytes, const char* what) {
   SharedShadow& shadow = cta.shadow;
   if (!shadow.enabled()) return;
-  if (const auto finding = shadow.in_flight(offset, bytes))
-    violation(
-        "smem-reuse",
+  if (const auto finding = shadow.in_flight(offset, bytes)) {
+    // Built first: a violation does not return, and temporaries beside it would leak.
+    std::string message =
         fmt::format("{} to shared+{:#x}, which the {} issued at {} still reads (a missing wait)",
-                    what, offset, finding->read->what, describe(finding->read->site)));
+                    what, offset, finding->read->what, describe(finding->read->site));
+    violation("smem-reuse", std::move(message));
+  }
   shadow.generic_write(offset, bytes, fiber.thread.thread_index);
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "twin/runtime.hpp"
 
@@ -20,8 +21,8 @@ struct Here {
       : fiber(*t_current), cta(*fiber.cta), runtime(*cta.runtime), site(place) {}
 
   void preempt() { runtime.preempt(fiber); }
-  [[noreturn]] void violation(const char* kind, const std::string& message) {
-    runtime.violation(fiber, kind, message, site);
+  [[noreturn]] void violation(const char* kind, std::string message) {
+    runtime.violation(fiber, kind, std::move(message), site);
   }
   [[nodiscard]] bool is_shared(const void* p) const { return runtime.space().is_shared(p); }
   // Offset of [p, p + bytes) in this CTA's shared memory, or a violation.

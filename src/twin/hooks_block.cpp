@@ -19,6 +19,7 @@ struct BarrierUse {
   std::uint32_t count;
   bool waits;
   const char* name;
+  bool predicate = false;
 };
 
 void release_barrier(Here& here, NamedBarrier& barrier) {
@@ -26,10 +27,12 @@ void release_barrier(Here& here, NamedBarrier& barrier) {
   for (Fiber* waiter : barrier.waiters) {
     here.runtime.memory().acquire_from_cta(*waiter, barrier.view);
     waiter->smem.warp = waiter->smem.cta = clock;
+    waiter->exchange_out = barrier.any ? 1 : 0;
     here.runtime.scheduler().make_ready(*waiter);
   }
   barrier.waiters.clear();
   barrier.arrived = 0;
+  barrier.any = false;
   barrier.view = View{};
   ++barrier.generation;
   here.runtime.note_progress();
@@ -51,6 +54,7 @@ void use_barrier(Here& here, const BarrierUse& use) {
     Runtime::Internal internal(here.runtime);
     barrier.view.join(here.runtime.memory().release_to_cta(here.fiber));
     barrier.count = use.count;
+    barrier.any |= use.predicate;
     last = ++barrier.arrived == use.count;
     if (use.waits) barrier.waiters.push_back(&here.fiber);
     // The last thread becomes ready with the others, so it is not always the first to go on.
@@ -151,6 +155,13 @@ void barrier_sync(std::uint32_t id, std::uint32_t count, Site site) {
   use_barrier(here, {id, count, true, "bar.sync"});
 }
 
+bool barrier_any(std::uint32_t id, std::uint32_t count, bool predicate, Site site) {
+  Here here(site);
+  check_named(here, count, "bar.red.or");
+  use_barrier(here, {id, count, true, "bar.red.or", predicate});
+  return here.fiber.exchange_out != 0;
+}
+
 void barrier_arrive(std::uint32_t id, std::uint32_t count, Site site) {
   Here here(site);
   check_named(here, count, "bar.arrive");
@@ -162,6 +173,7 @@ void set_max_registers(bool increase, std::uint32_t count, Site site) {
   here.preempt();
   if (count < 24 || count > 256 || count % 8 != 0)
     here.violation("setmaxnreg", fmt::format("{} registers must be 24..256 in steps of 8", count));
+  Runtime::Internal internal(here.runtime);
   auto& registers = here.cta.registers;
   const std::size_t groups = here.cta.warpgroups.size();
   const std::uint32_t group = here.fiber.thread.thread_index / 128;

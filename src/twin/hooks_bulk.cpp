@@ -18,7 +18,7 @@ constexpr unsigned char kPoison = 0xFF;
 struct SharedRange {
   unsigned char* base;
   std::uint32_t offset;
-  std::uint32_t bytes;
+  std::uint32_t bytes;  // from the first to the last byte touched
 };
 
 SharedRange shared_range(Here& here, const void* shared, std::uint32_t bytes, const char* what) {
@@ -38,10 +38,46 @@ void check_bulk(Here& here, const void* global, std::uint32_t offset, std::uint3
   here.check_global(global, bytes, what);
 }
 
-// Every byte that a tensor copy touches must be allocated, too.
-void check_segments(Here& here, const std::vector<CopySegment>& segments, const char* what) {
-  for (const CopySegment& segment : segments)
-    if (segment.global != nullptr) here.check_global(segment.global, segment.bytes, what);
+// Every byte that a tensor copy touches must be allocated, too. A violation does not return, so the
+// segments are given back first.
+void check_segments(Here& here, std::vector<CopySegment>& segments, const char* what) {
+  for (const CopySegment segment : segments) {
+    if (segment.global == nullptr) continue;
+    if (here.runtime.space().owner(segment.global, segment.bytes) >= 0) continue;
+    segments = {};
+    here.check_global(segment.global, segment.bytes, what);
+  }
+}
+
+// Before a load into shared memory: nobody reads it, no generic store to it is unfenced.
+void check_load(Here& here, const SharedRange& to, const void* barrier, const char* what) {
+  SharedShadow& shadow = here.cta.shadow;
+  if (find_mbarrier(here.cta, barrier) == nullptr)
+    here.violation("mbarrier", fmt::format("{} completes on a word that holds no mbarrier", what));
+  if (!shadow.enabled()) return;
+  if (const auto finding = shadow.in_flight(to.offset, to.bytes)) {
+    // Built first: a violation does not return, and temporaries beside it would leak.
+    std::string message =
+        fmt::format("{} into shared+{:#x}, which the {} issued at {} still reads (a missing wait)",
+                    what, to.offset, finding->read->what, describe(finding->read->site));
+    here.violation("smem-reuse", std::move(message));
+  }
+  if (const auto finding = shadow.unfenced(to.offset, to.bytes))
+    here.violation("proxy",
+                   fmt::format("{} overwrites shared+{:#x}, which thread {} wrote by a generic "
+                               "store without fence.proxy.async since",
+                               what, finding->offset, finding->writer));
+  shadow.async_write(to.offset, to.bytes);
+}
+
+void check_store(Here& here, const SharedRange& from, const char* what) {
+  const SharedShadow& shadow = here.cta.shadow;
+  if (!shadow.enabled()) return;
+  if (const auto finding = shadow.unfenced(from.offset, from.bytes))
+    here.violation("proxy",
+                   fmt::format("{} reads shared+{:#x}, which thread {} wrote by a generic store "
+                               "without fence.proxy.async since",
+                               what, finding->offset, finding->writer));
 }
 
 TensorMapOptions decode(Here& here, const void* map, const char* what) {
@@ -52,53 +88,29 @@ TensorMapOptions decode(Here& here, const void* map, const char* what) {
   return options;
 }
 
-void load(Here& here, const SharedRange& to, std::vector<CopySegment> segments, void* barrier,
-          const char* what) {
-  SharedShadow& shadow = here.cta.shadow;
-  if (find_mbarrier(here.cta, barrier) == nullptr)
-    here.violation("mbarrier", fmt::format("{} completes on a word that holds no mbarrier", what));
-  if (shadow.enabled()) {
-    if (const auto finding = shadow.in_flight(to.offset, to.bytes))
-      here.violation(
-          "smem-reuse",
-          fmt::format(
-              "{} into shared+{:#x}, which the {} issued at {} still reads (a missing wait)", what,
-              to.offset, finding->read->what, describe(finding->read->site)));
-    if (const auto finding = shadow.unfenced(to.offset, to.bytes))
-      here.violation("proxy",
-                     fmt::format("{} overwrites shared+{:#x}, which thread {} wrote by a generic "
-                                 "store without fence.proxy.async since",
-                                 what, finding->offset, finding->writer));
-    shadow.async_write(to.offset, to.bytes);
-  }
-  tsan::read(barrier, 8);
-  Runtime::Internal internal(here.runtime);
-  if constexpr (!kTsan) raw_fill(to.base, kPoison, to.bytes);
+void submit_load(Here& here, std::vector<CopySegment> segments, void* barrier, const char* what) {
   AsyncOp op;
+  for (const CopySegment& segment : segments) {
+    op.total += segment.bytes;
+    if constexpr (!kTsan) raw_fill(segment.shared, kPoison, segment.bytes);
+  }
   op.kind = AsyncOp::Kind::kLoad;
   op.cta = &here.cta;
   op.issuer = &here.fiber;
   op.segments = std::move(segments);
-  op.total = to.bytes;
   op.barrier_word = barrier;
   op.view = here.fiber.memory.view;
   if constexpr (kTsan) {
     AsTsanFiber caller(here.fiber.tsan_fiber);
-    op.tsan_agent = tsan::create("bulk load");  // the issue happens before the copy
+    tsan::read(barrier, 8);
+    op.tsan_agent = tsan::create(what);  // the issue happens before the copy
   }
   here.runtime.async().submit(std::move(op));
 }
 
-void store(Here& here, const SharedRange& from, AsyncOp op, const char* what) {
+void submit_store(Here& here, const SharedRange& from, AsyncOp op, const char* what) {
   SharedShadow& shadow = here.cta.shadow;
-  if (shadow.enabled())
-    if (const auto finding = shadow.unfenced(from.offset, from.bytes))
-      here.violation("proxy",
-                     fmt::format("{} reads shared+{:#x}, which thread {} wrote by a generic store "
-                                 "without fence.proxy.async since",
-                                 what, finding->offset, finding->writer));
   here.fiber.note.site = here.site;
-  Runtime::Internal internal(here.runtime);
   BulkState& bulk = here.extra().bulk;
   if (!bulk.open) bulk.open = std::make_shared<BulkGroup>();
   ++bulk.open->pending_reads;
@@ -117,54 +129,64 @@ void store(Here& here, const SharedRange& from, AsyncOp op, const char* what) {
   here.runtime.async().submit(std::move(op));
 }
 
+hooks::BulkReduce reduction_of(Here& here, TensorElement element) {
+  switch (element) {
+    case TensorElement::kF32:
+      return hooks::BulkReduce::kAddF32;
+    case TensorElement::kBf16:
+      return hooks::BulkReduce::kAddBf16;
+    case TensorElement::kF16:
+      return hooks::BulkReduce::kAddF16;
+    case TensorElement::kU32:
+      return hooks::BulkReduce::kAddU32;
+    case TensorElement::kU64:
+      return hooks::BulkReduce::kAddU64;
+    default:
+      here.violation("tensor", "tensor reduce: no addition for this element type");
+  }
+}
+
+void check_tile(Here& here, const SharedRange& tile, const char* what) {
+  if (tile.offset % kTileAlignment != 0)
+    here.violation("tensor", fmt::format("{}: the tile at shared+{:#x} must be aligned to {} bytes",
+                                         what, tile.offset, kTileAlignment));
+}
+
 void tensor_out(Here& here, const void* map, const std::int32_t* coordinates, const void* shared,
                 bool reduce) {
   const char* what = reduce ? "tensor reduce" : "tensor store";
   here.preempt();
+  Runtime::Internal internal(here.runtime);
   const TensorMapOptions options = decode(here, map, what);
-  const SharedRange from = shared_range(here, shared, box_bytes(options), what);
-  if (from.offset % kTileAlignment != 0)
-    here.violation("tensor", fmt::format("{}: the tile at shared+{:#x} must be aligned to {} bytes",
-                                         what, from.offset, kTileAlignment));
+  const SharedRange from = shared_range(here, shared, tile_bytes(options), what);
+  check_tile(here, from, what);
+  // Seen on sm_90: any negative coordinate of a store is an illegal instruction (loads may have
+  // them).
+  for (std::uint32_t i = 0; i < options.rank; ++i)
+    if (coordinates[i] < 0)
+      here.violation("tensor", fmt::format("{} at a negative coordinate ({} in dimension {})", what,
+                                           coordinates[i], i));
+  check_store(here, from, what);
+  hooks::BulkReduce reduction{};
+  if (reduce) reduction = reduction_of(here, options.element);
   AsyncOp op;
   op.kind = reduce ? AsyncOp::Kind::kReduce : AsyncOp::Kind::kStore;
-  {
-    Runtime::Internal internal(here.runtime);
-    op.segments = tensor_segments(options, coordinates, from.base, from.offset);
-  }
+  op.reduce = reduction;
+  op.segments = tensor_segments(options, coordinates, from.base, from.offset);
   check_segments(here, op.segments, what);
-  if (reduce) {
-    switch (options.element) {
-      case TensorElement::kF32:
-        op.reduce = hooks::BulkReduce::kAddF32;
-        break;
-      case TensorElement::kBf16:
-        op.reduce = hooks::BulkReduce::kAddBf16;
-        break;
-      case TensorElement::kF16:
-        op.reduce = hooks::BulkReduce::kAddF16;
-        break;
-      case TensorElement::kU32:
-        op.reduce = hooks::BulkReduce::kAddU32;
-        break;
-      case TensorElement::kU64:
-        op.reduce = hooks::BulkReduce::kAddU64;
-        break;
-      default:
-        here.violation("tensor", "tensor reduce: no addition for this element type");
-    }
-  }
-  store(here, from, std::move(op), what);
+  submit_store(here, from, std::move(op), what);
 }
 
 void bulk_out(Here& here, void* global, const void* shared, std::uint32_t bytes, AsyncOp op) {
   const bool reduce = op.kind == AsyncOp::Kind::kReduce;
   const char* what = reduce ? "bulk reduce" : "bulk store";
   here.preempt();
+  Runtime::Internal internal(here.runtime);
   const SharedRange from = shared_range(here, shared, bytes, what);
   check_bulk(here, global, from.offset, bytes, what);
+  check_store(here, from, what);
   op.segments = {{from.base, static_cast<unsigned char*>(global), bytes}};
-  store(here, from, std::move(op), what);
+  submit_store(here, from, std::move(op), what);
 }
 
 // Groups complete in order: the number from the oldest unfinished one to the newest.
@@ -203,10 +225,12 @@ namespace hooks {
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* barrier, Site site) {
   Here here(site);
   here.preempt();
+  Runtime::Internal internal(here.runtime);
   const SharedRange to = shared_range(here, shared, bytes, "bulk load");
   check_bulk(here, global, to.offset, bytes, "bulk load");
+  check_load(here, to, barrier, "bulk load");
   auto* from = static_cast<unsigned char*>(const_cast<void*>(global));
-  load(here, to, {{to.base, from, bytes}}, barrier, "bulk load");
+  submit_load(here, {{to.base, from, bytes}}, barrier, "bulk load");
 }
 
 void bulk_store(void* global, const void* shared, std::uint32_t bytes, Site site) {
@@ -253,19 +277,14 @@ void tensor_load(void* shared, const void* map, const std::int32_t* coordinates,
                  Site site) {
   Here here(site);
   here.preempt();
+  Runtime::Internal internal(here.runtime);
   const TensorMapOptions options = decode(here, map, "tensor load");
-  const SharedRange to = shared_range(here, shared, box_bytes(options), "tensor load");
-  if (to.offset % kTileAlignment != 0)
-    here.violation("tensor",
-                   fmt::format("tensor load: the tile at shared+{:#x} must be aligned to {} bytes",
-                               to.offset, kTileAlignment));
-  std::vector<CopySegment> segments;
-  {
-    Runtime::Internal internal(here.runtime);
-    segments = tensor_segments(options, coordinates, to.base, to.offset);
-  }
+  const SharedRange to = shared_range(here, shared, tile_bytes(options), "tensor load");
+  check_tile(here, to, "tensor load");
+  check_load(here, to, barrier, "tensor load");
+  std::vector<CopySegment> segments = tensor_segments(options, coordinates, to.base, to.offset);
   check_segments(here, segments, "tensor load");
-  load(here, to, std::move(segments), barrier, "tensor load");
+  submit_load(here, std::move(segments), barrier, "tensor load");
 }
 
 void tensor_store(const void* map, const std::int32_t* coordinates, const void* shared, Site site) {

@@ -1,6 +1,7 @@
 // The hooks for loads, stores, atomics and fences. Shared memory is strongly ordered here (its
 // races are TSan's and the proxy checker's business); global memory goes through the weak-memory
-// model. SPDX-License-Identifier: Apache-2.0
+// model.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>

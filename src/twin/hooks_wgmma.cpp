@@ -1,7 +1,9 @@
 // The hooks for wgmma: 128 threads issue an operation, the engine executes it once, waits release
-// it. SPDX-License-Identifier: Apache-2.0
+// it.
+// SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <limits>
+#include <utility>
 
 #include "twin/hook.hpp"
 #include "twin/wgmma_math.hpp"
@@ -30,19 +32,21 @@ bool same_operation(const MmaOp& mma, const MmaCall& call) {
 // The operands are read until all four warps have waited: whoever overwrites them before is caught.
 void guard_operands(Here& here, MmaOp& mma) {
   SharedShadow& shadow = here.cta.shadow;
-  for_each_operand_range(mma, [&](std::uint32_t offset, std::uint32_t bytes) {
+  const OperandRanges operands = operand_ranges(mma);
+  for (std::uint32_t i = 0; i < operands.count; ++i) {
+    const auto [offset, bytes] = operands.range[i];
     if (offset + std::size_t{bytes} > here.cta.shared_bytes)
       here.violation("out-of-bounds",
                      fmt::format("wgmma reads shared+{:#x}..{:#x}; the CTA has {:#x} bytes", offset,
                                  offset + bytes, here.cta.shared_bytes));
-    if (!shadow.enabled()) return;
+    if (!shadow.enabled()) continue;
     if (const auto finding = shadow.unfenced(offset, bytes))
       here.violation("proxy",
                      fmt::format("wgmma reads shared+{:#x}, which thread {} wrote by a generic "
                                  "store without fence.proxy.async since",
                                  finding->offset, finding->writer));
     mma.shadow_reads.push_back(shadow.add_read({offset, bytes, "wgmma", here.site}));
-  });
+  }
 }
 
 void take_accumulators(MmaOp& mma, Warpgroup& group, std::uint32_t index, std::uint32_t thread,
@@ -67,13 +71,13 @@ void issue(Here& here, const MmaCall& call) {
   const std::uint32_t thread = here.fiber.thread.thread_index % 128;
   if (group_index * 128 + 128 > here.cta.size)
     here.violation("wgmma", "the warpgroup of this thread has fewer than 128 threads");
+  Runtime::Internal internal(here.runtime);
   FiberExtra& extra = here.extra();
   if (!extra.wgmma_fenced)
     here.violation("wgmma", "the first wgmma of a thread needs wgmma.fence before it");
   if (std::string wrong = check_mma(call.op, call.a, call.b, call.a_registers != nullptr);
       !wrong.empty())
-    here.violation("wgmma", wrong);
-  Runtime::Internal internal(here.runtime);
+    here.violation("wgmma", std::move(wrong));
   Warpgroup& group = here.cta.warpgroups[group_index];
   const std::uint32_t index = extra.wgmma_issued++ - group.first;
   while (group.ops.size() <= index)
@@ -137,6 +141,7 @@ void wgmma_rs(float* accumulators, const std::uint32_t* a, std::uint64_t b, cons
 void wgmma_fence(Site site) {
   Here here(site);
   here.preempt();
+  Runtime::Internal internal(here.runtime);
   here.extra().wgmma_fenced = true;
 }
 

@@ -10,6 +10,7 @@
 
 #include "twin/mapping.hpp"
 #include "twin/runtime.hpp"
+#include "twin/sanitizer.hpp"
 
 namespace crossdock::twin {
 
@@ -18,6 +19,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMaxShared = 227 * 1024;  // what a block may have on sm_90
 constexpr std::uint32_t kMaxThreads = 1024;
+constexpr std::size_t kStackFactor = kSanitized ? 4 : 1;  // instrumented frames are larger
 constexpr std::size_t kSmallReset = std::size_t{1} << 20;
 
 std::size_t shared_pitch(std::size_t bytes) {
@@ -83,7 +85,9 @@ Result<std::unique_ptr<World>> World::create(const WorldOptions& options) {
     return invalid_argument(fmt::format("{} heaps of {} bytes exceed the {} bytes of a World",
                                         options.ranks, options.heap_bytes,
                                         AddressSlot::max_heap_bytes()));
-  auto impl = std::make_unique<Impl>(options);
+  WorldOptions adjusted = options;
+  adjusted.stack_bytes *= kStackFactor;
+  auto impl = std::make_unique<Impl>(adjusted);
   if (!impl->slot.valid())
     return make_error(Code::kNoMemory, "16 Worlds exist already in this process");
   CROSSDOCK_TRY(heaps, Mapping::create(impl->slot.heaps(), total));

@@ -1,5 +1,6 @@
 // What the asynchronous engine needs of mbarriers: finding the state behind a word and completing
-// phases. SPDX-License-Identifier: Apache-2.0
+// phases.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "twin/runtime.hpp"

@@ -1,5 +1,6 @@
 // The number formats of the tensor core and of bulk reductions, to and from float. Round to nearest
-// even; the 8-bit formats saturate. Pure functions. SPDX-License-Identifier: Apache-2.0
+// even; the 8-bit formats saturate. Pure functions.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

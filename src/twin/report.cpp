@@ -18,7 +18,7 @@ std::string waiting_operation(const Fiber& fiber) {
   if (fiber.state == FiberState::kReady)
     return fmt::format("runnable, last waited: {} at {}", note.what, describe(note.site));
   std::string object;
-  if (std::strcmp(note.what, "bar.sync") == 0 || std::strcmp(note.what, "__syncthreads") == 0) {
+  if (std::strncmp(note.what, "bar.", 4) == 0 || std::strcmp(note.what, "__syncthreads") == 0) {
     const NamedBarrier& barrier = fiber.cta->barriers[note.object & 15];
     object = fmt::format(" {} ({} of {} threads)", note.object, barrier.arrived, barrier.count);
   } else if (std::strcmp(note.what, "mbarrier.try_wait") == 0) {

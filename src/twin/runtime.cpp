@@ -146,7 +146,6 @@ void Runtime::finish_thread(Fiber& fiber) {
       violation(fiber, "exit", "the thread ends with bulk stores that were never committed",
                 fiber.note.site);
   }
-  tsan::release(&kernel_ended_);
   {
     Internal internal(*this);
     memory_.finish_thread(fiber);
@@ -158,18 +157,30 @@ void Runtime::finish_thread(Fiber& fiber) {
   scheduler_.leave(fiber);
 }
 
+// All that the threads did happens before what the host or the next kernel does; also for threads
+// that a failed run has left in the middle.
+void Runtime::retire_tsan_fibers(Stream& stream) {
+  for (Fiber& fiber : stream.fibers) {
+    if (fiber.tsan_fiber == nullptr) continue;
+    {
+      AsTsanFiber thread(fiber.tsan_fiber);
+      tsan::release(&kernel_ended_);
+    }
+    tsan::acquire(&kernel_ended_);
+    tsan::destroy(std::exchange(fiber.tsan_fiber, nullptr));
+  }
+}
+
 void Runtime::end_kernels() {
   kernel_ended_ = false;
-  tsan::acquire(&kernel_ended_);
   for (Stream& stream : *streams_) {
     if (stream.active == nullptr || stream.active->alive != 0) continue;
     // Bulk stores that were only waited for as far as their reads may still be on their way; the
     // kernel boundary completes them.
     while (async_.touches(*stream.active))
       async_.advance(true);
-    if constexpr (kTsan)
-      for (Fiber& fiber : stream.fibers)
-        if (fiber.tsan_fiber != nullptr) tsan::destroy(std::exchange(fiber.tsan_fiber, nullptr));
+    tsan::acquire(&async_);
+    if constexpr (kTsan) retire_tsan_fibers(stream);
     for (Cta& cta : stream.active->ctas)
       memory_.finish_cta(cta);
     stream.active->ctas.clear();
@@ -247,9 +258,7 @@ void Runtime::loop() {
 
 void Runtime::end() {
   for (Stream& stream : *streams_) {
-    if constexpr (kTsan)
-      for (Fiber& fiber : stream.fibers)
-        if (fiber.tsan_fiber != nullptr) tsan::destroy(std::exchange(fiber.tsan_fiber, nullptr));
+    if constexpr (kTsan) retire_tsan_fibers(stream);
     if (stream.active != nullptr) stream.active->ctas.clear();
     stream.active = nullptr;
     stream.next = 0;
@@ -312,10 +321,11 @@ void Runtime::fail(Outcome outcome, std::string kind, std::string message) {
   report_.message = std::move(message);
 }
 
-void Runtime::violation(Fiber& fiber, const char* kind, const std::string& message, Site site) {
+void Runtime::violation(Fiber& fiber, const char* kind, std::string message, Site site) {
   {
-    Internal internal(*this);
-    fail(Outcome::kViolation, kind, describe(fiber) + ": " + message + " at " + describe(site));
+    // The caller's frames are left for good, so nothing there may own memory.
+    const std::string text = std::move(message);
+    fail(Outcome::kViolation, kind, describe(fiber) + ": " + text + " at " + describe(site));
   }
   scheduler_.leave(fiber);
 }

@@ -1,6 +1,7 @@
 // One run: the scheduler, the memory model, the asynchronous engine and virtual time, and the loop
 // that drives them until all kernels have ended or nothing can. Hooks find it through the current
-// fiber. Belongs to the OS thread that calls World::run. SPDX-License-Identifier: Apache-2.0
+// fiber. Belongs to the OS thread that calls World::run.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
@@ -66,8 +67,7 @@ class Runtime {
   void park_or_yield(Fiber& fiber);
 
   // Breaking a rule of the device ends the run; on a fiber this does not return.
-  [[noreturn]] void violation(Fiber& fiber, const char* kind, const std::string& message,
-                              Site site);
+  [[noreturn]] void violation(Fiber& fiber, const char* kind, std::string message, Site site);
   void fail(Outcome outcome, std::string kind, std::string message);
 
   std::uint64_t now_ns(Fiber& fiber);
@@ -88,6 +88,7 @@ class Runtime {
   void start_cta(Stream& stream, Kernel& kernel, std::uint32_t index);
   void start_thread(Stream& stream, Cta& cta, std::uint32_t index);
   void end_kernels();
+  void retire_tsan_fibers(Stream& stream);
   bool background_event(bool quiescent);
   bool wake_parked(bool only_clock);
   bool at_quiescence();

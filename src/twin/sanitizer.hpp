@@ -35,6 +35,12 @@ inline constexpr bool kTsan = true;
 inline constexpr bool kTsan = false;
 #endif
 
+#if defined(CROSSDOCK_SANITIZE_ADDRESS) || defined(CROSSDOCK_SANITIZE_THREAD)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // ---- ThreadSanitizer ----
 namespace tsan {
 #if defined(CROSSDOCK_SANITIZE_THREAD)

@@ -124,6 +124,7 @@ struct NamedBarrier {
   std::uint32_t count = 0;
   std::uint32_t arrived = 0;
   std::uint32_t generation = 0;
+  bool any = false;  // some thread of this round came with a true predicate
   std::array<char, 2> tokens{};
   View view;
   std::vector<Fiber*> waiters;

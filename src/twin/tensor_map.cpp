@@ -125,6 +125,21 @@ std::uint32_t box_bytes(const TensorMapOptions& map) {
 
 namespace {
 
+std::uint32_t row_pitch(const TensorMapOptions& map) {
+  return map.swizzle_bytes != 0 ? map.swizzle_bytes : map.box[0] * bytes_of(map.element);
+}
+
+}  // namespace
+
+std::uint32_t tile_bytes(const TensorMapOptions& map) {
+  std::uint32_t bytes = row_pitch(map);
+  for (std::uint32_t i = 1; i < map.rank; ++i)
+    bytes *= map.box[i];
+  return bytes;
+}
+
+namespace {
+
 // One row of the box along the innermost dimension.
 class RowExpander {
  public:
@@ -141,7 +156,7 @@ class RowExpander {
     const std::uint32_t inner = map_.box[0] * element;
     const auto lo_byte = static_cast<std::uint32_t>(lo) * element;
     const auto hi_byte = static_cast<std::uint32_t>(hi) * element;
-    const std::uint32_t start = row * inner;
+    const std::uint32_t start = row * row_pitch(map_);
     if (global == nullptr) {
       put(start, inner, nullptr);
       return;

@@ -34,7 +34,10 @@ Result<device::TensorMap> encode_tensor_map(const TensorMapOptions& options);
 // False when the bytes were not made by encode_tensor_map.
 bool decode_tensor_map(const void* map, TensorMapOptions& options);
 
+// Bytes of one box, which is what a load adds to its mbarrier.
 std::uint32_t box_bytes(const TensorMapOptions& map);
+// Bytes of the tile in shared memory: rows narrower than the swizzle are padded to its width.
+std::uint32_t tile_bytes(const TensorMapOptions& map);
 // The pieces of one box at `coordinates`. `shared_offset` is the tile's offset from a 1024-byte
 // boundary, which the swizzle depends on.
 std::vector<CopySegment> tensor_segments(const TensorMapOptions& map,

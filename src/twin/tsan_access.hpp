@@ -1,6 +1,7 @@
 // Memory accesses of CUDA threads as ThreadSanitizer should see them: weak ones as plain accesses,
 // strong ones as C++ atomics. Scopes are not modelled there. In other builds none of this is
-// called. SPDX-License-Identifier: Apache-2.0
+// called.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,8 @@
 // What a thread must know is its View; releases attach views to words and acquires take them over,
 // if both scopes include the other side. Both halves of the model are sound: they never show what
 // PTX forbids (they do show less than it allows, see docs/design/twin.md). Runs on the scheduler's
-// OS thread; never switches fibers. SPDX-License-Identifier: Apache-2.0
+// OS thread; never switches fibers.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

@@ -221,7 +221,7 @@ std::string check_mma(const hooks::Wgmma& op, std::uint64_t a, std::uint64_t b,
   return check_descriptor(b, "B");
 }
 
-OperandRange operand_range(const MmaOp& mma, bool is_a) {
+static OperandRange operand_range(const MmaOp& mma, bool is_a) {
   const Operand operand = is_a ? operand_a(mma) : operand_b(mma);
   const std::uint32_t lines = is_a ? kRows : mma.op.n;
   const Descriptor d = decode(operand.descriptor);
@@ -241,14 +241,11 @@ OperandRange operand_range(const MmaOp& mma, bool is_a) {
   return {low, high - low};
 }
 
-void for_each_operand_range(const MmaOp& mma,
-                            const std::function<void(std::uint32_t, std::uint32_t)>& visit) {
-  if (!mma.a_in_registers) {
-    const OperandRange a = operand_range(mma, true);
-    visit(a.offset, a.bytes);
-  }
-  const OperandRange b = operand_range(mma, false);
-  visit(b.offset, b.bytes);
+OperandRanges operand_ranges(const MmaOp& mma) {
+  OperandRanges ranges;
+  if (!mma.a_in_registers) ranges.range[ranges.count++] = operand_range(mma, true);
+  ranges.range[ranges.count++] = operand_range(mma, false);
+  return ranges;
 }
 
 void execute_mma(MmaOp& mma, const unsigned char* shared, std::size_t shared_bytes) {

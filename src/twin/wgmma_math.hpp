@@ -1,12 +1,13 @@
 // What a wgmma computes: decoding of shared-memory descriptors, operand layouts, and the product.
 // Written from the ISA's tables and on purpose without a line in common with
 // device/crossdock/layout, so that an error there is not repeated here. Pure functions over a CTA's
-// shared memory. SPDX-License-Identifier: Apache-2.0
+// shared memory.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "twin/async.hpp"
@@ -23,10 +24,12 @@ struct OperandRange {
 // Empty when the operation is one that sm_90a has; else what is wrong with it.
 std::string check_mma(const hooks::Wgmma& op, std::uint64_t a, std::uint64_t b,
                       bool a_in_registers);
-OperandRange operand_range(const MmaOp& mma, bool is_a);
-// Calls visit(offset, bytes) for each operand in shared memory.
-void for_each_operand_range(const MmaOp& mma,
-                            const std::function<void(std::uint32_t, std::uint32_t)>& visit);
+// The operands that lie in shared memory.
+struct OperandRanges {
+  std::array<OperandRange, 2> range;
+  std::uint32_t count = 0;
+};
+OperandRanges operand_ranges(const MmaOp& mma);
 // Runs the operation and writes all accumulators. Operand bytes outside of shared memory read as
 // NaN.
 void execute_mma(MmaOp& mma, const unsigned char* shared, std::size_t shared_bytes);
