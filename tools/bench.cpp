@@ -140,6 +140,19 @@ Result<> measure_family(const TransferBench& options, const Family& family,
   return {};
 }
 
+// The same writes by the peer; read and 10-thread cases have no counterpart in its driver.
+Result<> measure_peer(const TransferBench& options, const std::vector<Family>& families,
+                      std::vector<Measurement>& results) {
+  std::vector<Case> writes;
+  for (const auto& family : families)
+    for (const auto& shape : family.cases)
+      if (family.transport == "tcp" && shape.op == Op::kWrite && shape.threads == 1)
+        writes.push_back(shape);
+  if (writes.empty())
+    return invalid_argument("--vs compares writes over tcp; add --transport tcp or --suite");
+  return bench::measure_mooncake(options, writes, results);
+}
+
 Result<> measure(const TransferBench& options, std::vector<Measurement>& results) {
   CROSSDOCK_TRY(ceilings, measure_ceilings(options, results));
   std::vector<Family> families;
@@ -151,6 +164,7 @@ Result<> measure(const TransferBench& options, std::vector<Measurement>& results
   }
   for (const auto& family : families)
     CROSSDOCK_CHECK_OK(measure_family(options, family, ceilings, results));
+  if (!options.vs.empty()) CROSSDOCK_CHECK_OK(measure_peer(options, families, results));
   if (!options.suite) return {};
   for (auto* what :
        {bench::measure_submission, bench::measure_registration, bench::measure_creation}) {
@@ -188,6 +202,8 @@ void add_transfer(CLI::App& group) {
                 "memory the engine allocated, or the caller's");
   sub->add_flag("--scattered", options->scattered, "blocks in random order on both sides");
   sub->add_flag("--suite", options->suite, "every figure of the README");
+  sub->add_option("--vs", options->vs, "a peer to run the same writes, in the same run")
+      ->check(CLI::IsMember({"mooncake"}));
   sub->add_flag("--json", options->json, "one JSON object instead of a table");
   sub->add_option("--role", options->role, "two hosts: target (prints its name) or initiator")
       ->check(CLI::IsMember({"target", "initiator"}));

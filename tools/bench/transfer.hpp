@@ -53,8 +53,9 @@ struct Measurement {
   double p99_us = 0;
   double value = 0;  // anything else, with its unit
   std::string unit = {};
+  std::string refused = {};     // what a peer answered instead
   std::string ceiling = {};  // name of the measurement it is compared with
-  double ratio = 0;     // to the ceiling
+  double ratio = 0;          // to the ceiling
 };
 
 struct Scratch {
@@ -92,6 +93,11 @@ Result<Measurement> measure_registration(std::uint32_t repeat);
 Result<Measurement> measure_creation(std::uint32_t repeat);
 // The target's end: an engine with one region, until stdin ends.
 int run_target(const TransferBench& options);
+
+// --- versus.cpp: writes of the same cases by Mooncake's engine over TCP, both its modes. A case
+// that it refuses has its answer in `refused` and no figure.
+Result<> measure_mooncake(const TransferBench& options, const std::vector<Case>& cases,
+                          std::vector<Measurement>& results);
 
 // --- transfer_report.cpp ---
 void print_report(const TransferBench& options, const std::vector<Measurement>& results);

@@ -43,6 +43,7 @@ Json measurement_json(const Measurement& m) {
     out["p50_us"] = m.p50_us;
     out["p99_us"] = m.p99_us;
   }
+  if (!m.refused.empty()) out["refused"] = m.refused;
   if (!m.unit.empty()) {
     out["value"] = m.value;
     out["unit"] = m.unit;
@@ -56,6 +57,7 @@ Json measurement_json(const Measurement& m) {
 
 std::string figure(const Measurement& m) {
   if (m.p50_us > 0) return fmt::format("p50 {:7.2f} us   p99 {:7.2f} us", m.p50_us, m.p99_us);
+  if (!m.refused.empty()) return "refused: " + m.refused;
   if (!m.unit.empty()) return fmt::format("{:8.2f} {}", m.value, m.unit);
   std::string text = fmt::format("{:8.2f} GB/s", m.gb_per_s);
   if (m.cpu_s_per_gb > 0) text += fmt::format("  {:5.2f} CPU-s/GB", m.cpu_s_per_gb);
