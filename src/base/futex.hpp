@@ -1,4 +1,5 @@
-// Timed wait on a 32-bit atomic, the one thing std::atomic::wait lacks. Process-private, thread-safe.
+// Timed wait on a 32-bit atomic, the one thing std::atomic::wait lacks. Process-private,
+// thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,10 +15,12 @@
 
 namespace crossdock::base {
 
-// Sleeps while `word` holds `value`, until woken or until `deadline`; may return early. Callers loop.
+// Sleeps while `word` holds `value`, until woken or until `deadline`; may return early. Callers
+// loop.
 inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t value,
                        Deadline deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining()).count();
+  const auto left =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining()).count();
   timespec timeout{};
   timeout.tv_sec = left / 1'000'000'000;
   timeout.tv_nsec = left % 1'000'000'000;

@@ -1,5 +1,5 @@
-// A thread for short blocking jobs (dialling a peer again, hashing memory), so that the control loop
-// never waits. Started by the first job; asleep at rest. Thread-safe.
+// A thread for short blocking jobs (dialling a peer again, hashing memory), so that the control
+// loop never waits. Started by the first job; asleep at rest. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

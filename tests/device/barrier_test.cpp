@@ -84,8 +84,8 @@ struct BarrierSetup {
   }
 };
 
-// Two launches a seed, together more than three turns of the four barrier states; fewer at 32 ranks,
-// where the seeds add up to as many.
+// Two launches a seed, together more than three turns of the four barrier states; fewer at 32
+// ranks, where the seeds add up to as many.
 template <BarrierConfig kConfig>
 void check_barrier(u32 world, u32 grid, bool table) {
   const u32 rounds = world > 8 ? 2 : 7;

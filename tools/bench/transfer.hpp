@@ -53,7 +53,7 @@ struct Measurement {
   double p99_us = 0;
   double value = 0;  // anything else, with its unit
   std::string unit = {};
-  std::string refused = {};     // what a peer answered instead
+  std::string refused = {};  // what a peer answered instead
   std::string ceiling = {};  // name of the measurement it is compared with
   double ratio = 0;          // to the ceiling
 };
