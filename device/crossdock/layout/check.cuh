@@ -22,10 +22,11 @@ inline constexpr u32 kConvertChecks = 6;
 
 // D[64][n] = A[64][k] * B[n][k]^T. A and B are row-major with rows of k_blocks * 128 bytes.
 struct WgmmaCheckConfig {
-  u32 n;             // 8, 16, 32, 64, 96, 128, 192 or 256
-  bool fp8;          // e4m3; else bf16
-  bool a_registers;  // A from registers (bf16 only)
-  bool tensor_map;   // tiles come by tensor map; else ordinary loads and the swizzle function
+  u32 n;                     // 8, 16, 32, 64, 96, 128, 192 or 256
+  bool fp8;                  // e4m3; else bf16
+  bool a_registers = false;  // A from registers (bf16 only)
+  // Tiles come by tensor map; else by ordinary loads and the swizzle function.
+  bool tensor_map = false;
 };
 struct WgmmaCheckParams {
   TensorMap a_map;  // box 64 rows x 128 bytes, swizzle 128
