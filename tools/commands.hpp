@@ -14,6 +14,7 @@ void add_topo(CLI::App& app);    // what is in this host
 void add_doctor(CLI::App& app);  // what would make it slow or fail
 void add_store(CLI::App& app);   // a metadata store server
 void add_bench(CLI::App& app);   // figures beside the ceilings of the machine
+void add_demo(CLI::App& app);    // prefill to decode, between two processes
 void add_trace(CLI::App& app);   // merge trace files
 
 }  // namespace crossdock::tools

@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv/link.hpp"
 
-namespace crossdock::kv::detail {
+namespace crossdock::kv {
+inline namespace v1 {
+namespace detail {
 
 Link::Link(transfer::Engine& engine, std::string peer_name, std::chrono::milliseconds timeout)
     : engine_(engine), peer_name_(std::move(peer_name)), timeout_(timeout) {
@@ -86,4 +88,6 @@ void LinkSet::stop() {
   links.clear();
 }
 
-}  // namespace crossdock::kv::detail
+}  // namespace detail
+}  // namespace v1
+}  // namespace crossdock::kv

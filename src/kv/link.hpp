@@ -17,7 +17,9 @@
 
 #include <crossdock/transfer/engine.hpp>
 
-namespace crossdock::kv::detail {
+namespace crossdock::kv {
+inline namespace v1 {
+namespace detail {
 
 class Link {
  public:
@@ -72,4 +74,6 @@ class LinkSet {
   bool stopped_ = false;
 };
 
-}  // namespace crossdock::kv::detail
+}  // namespace detail
+}  // namespace v1
+}  // namespace crossdock::kv

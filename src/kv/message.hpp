@@ -1,7 +1,7 @@
 // Control messages between KvReceiver and KvSender, and their codec: the only place of this layer
 // that parses bytes from a peer. Little endian, versioned, every length checked before use; any
 // input yields a message or an Error. Pure functions, any thread. Fuzzed by
-// tests/fuzz/kv_message_fuzz.cpp.
+// tests/fuzz/kv_messages.cpp.
 //
 //   receiver -> sender   Ticket   "write the pages of this request there"; long tables take several
 //   receiver -> sender   Abort    "stop this request, then answer Stopped"

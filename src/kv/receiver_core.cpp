@@ -73,6 +73,7 @@ Result<ReceiverCore::IncomingPtr> ReceiverCore::make_incoming(const Expectation&
   auto in = std::make_shared<Incoming>();
   in->request = expectation.request;
   in->first_page = expectation.first_page;
+  in->sender_tp = static_cast<std::uint32_t>(expectation.senders.size());
   in->expires = in->next_step = expectation.deadline;
   in->pages.assign(table.pages.begin() + expectation.first_page, table.pages.end());
   CROSSDOCK_CHECK_OK(add_sources(expectation, *in));
@@ -102,7 +103,25 @@ Result<> ReceiverCore::add_sources(const Expectation& expectation, Incoming& in)
     in.sources.push_back(std::move(source));
   }
   in.missing.assign(layers, pages * static_cast<std::uint32_t>(in.sources.size()));
+  if (layout.options().tp_rank == 0) CROSSDOCK_CHECK_OK(add_idle_sources(names, in));
   in.layers_left = pages == 0 ? 0 : layers;
+  return {};
+}
+
+// Senders whose heads others send, since more ranks hold them than are needed. Rank 0 tells them
+// so, with a ticket for no pages; they would wait for one.
+Result<> ReceiverCore::add_idle_sources(const std::vector<std::string>& names, Incoming& in) {
+  const PageLayout& layout = pool_.layout();
+  for (std::uint32_t rank = 0; rank < names.size(); ++rank) {
+    CROSSDOCK_TRY(ranks,
+                  destinations_of(layout.shape(), in.sender_tp, rank, layout.options().tp_size));
+    if (!ranks.empty()) continue;
+    Source source;
+    source.name = names[rank];
+    source.rank = rank;
+    source.missing.assign(in.missing.size(), 0);
+    in.sources.push_back(std::move(source));
+  }
   return {};
 }
 
@@ -118,9 +137,11 @@ message::Ticket ReceiverCore::ticket_for(const Incoming& in, std::size_t source)
   ticket.shape = pool_.layout().shape();
   ticket.layout = pool_.layout().options();
   ticket.base = reinterpret_cast<std::uint64_t>(pool_.base());
+  ticket.sender_tp = in.sender_tp;
   ticket.sender_rank = in.sources[source].rank;
   ticket.expires_ms = static_cast<std::uint32_t>(in.expires.remaining_ms());
   ticket.first_page = in.first_page;
+  if (in.sources[source].heads.count == 0) return ticket;  // nothing is needed of it
   ticket.total_pages = static_cast<std::uint32_t>(in.pages.size());
   ticket.pages = in.pages;
   return ticket;
@@ -137,7 +158,7 @@ void ReceiverCore::send_ticket(Link& link, const IncomingPtr& in, std::size_t in
     if (in->phase == Phase::kStopping || in->phase == Phase::kQuarantined || source.quiesced)
       return;
     if (!peer.ok()) {
-      source.quiesced = true;
+      source.quiesced = source.unreachable = true;
       Error error = peer.error();
       error.message = fmt::format("request {}: sender {} (rank {}) cannot be reached: {}",
                                   in->request, source.name, source.rank, error.message);

@@ -38,6 +38,7 @@ struct Source {
   std::uint64_t instance = 0;  // 0 until its engine was opened
   bool told = false;           // it may have a ticket
   bool quiesced = false;
+  bool unreachable = false;  // not even an Abort can be sent
   HeadRange heads;
   std::vector<bool> arrived;           // [layer][page], page counted from the first expected
   std::vector<std::uint32_t> missing;  // pages, by layer
@@ -49,6 +50,7 @@ struct Incoming {
   RequestId request = 0;
   std::uint64_t ticket = 0;
   Phase phase = Phase::kReceiving;
+  std::uint32_t sender_tp = 0;
   std::uint32_t first_page = 0;
   std::vector<PageId> pages;  // those to arrive
   std::vector<Source> sources;
@@ -84,6 +86,7 @@ class ReceiverCore {
 
   Result<IncomingPtr> make_incoming(const Expectation& expectation);
   Result<> add_sources(const Expectation& expectation, Incoming& in);
+  Result<> add_idle_sources(const std::vector<std::string>& names, Incoming& in);
   void send_tickets(const IncomingPtr& in);
   void send_ticket(Link& link, const IncomingPtr& in, std::size_t source);
   message::Ticket ticket_for(const Incoming& in, std::size_t source) const;

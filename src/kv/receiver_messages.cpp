@@ -69,6 +69,7 @@ void ReceiverCore::on_parts(const transfer::Message& from, const message::Parts&
 // too early; what lies outside of the expectation is ignored.
 void ReceiverCore::take_part(Incoming& in, Source& source, const message::Part& part,
                              Effects& effects) {
+  if (source.heads.count == 0) return;  // an idle sender
   const auto pages = static_cast<std::uint32_t>(in.pages.size());
   const auto layers = static_cast<std::uint32_t>(in.missing.size());
   const std::uint64_t last_layer =
@@ -152,11 +153,10 @@ void ReceiverCore::fail(const IncomingPtr& in, Error error, Effects& effects) {
   in->next_step = Deadline::in(options_.stop_timeout);
   for (std::size_t i = 0; i < in->sources.size(); ++i) {
     Source& source = in->sources[i];
-    if (source.quiesced) continue;
-    if (source.told)
-      post_abort(in, i);
-    else
-      source.quiesced = true;  // its ticket is not sent any more
+    if (source.unreachable || (source.told && source.quiesced)) continue;
+    // Without a ticket it touches nothing, and gets none any more; the Abort spares it the wait.
+    if (!source.told) source.quiesced = true;
+    post_abort(in, i);
   }
   changed_.notify_all();
   clock_wake_.notify_one();
@@ -199,7 +199,8 @@ void ReceiverCore::stop_source(Link& link, const IncomingPtr& in, std::size_t in
   message::Abort abort;
   {
     const Lock lock(mutex_);
-    if (in->sources[index].quiesced) return;
+    const Source& source = in->sources[index];
+    if (source.told && source.quiesced) return;
     abort = {in->request, in->ticket, in->error->message};
   }
   if (!link.send(options_.sender_mailbox, message::encode(abort), options_.stop_timeout).ok())

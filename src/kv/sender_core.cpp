@@ -196,14 +196,12 @@ void SenderCore::drop_refused(const OutgoingPtr& out) {
 void SenderCore::settle(const OutgoingPtr& out, Effects& effects) {
   if (out->phase == SendPhase::kDone) return;
   if (out->phase == SendPhase::kActive) {
-    const bool all_asked =
-        out->num_destinations && out->destinations.size() == *out->num_destinations;
     const bool all_sent =
         std::all_of(out->destinations.begin(), out->destinations.end(), [&](const auto& entry) {
           const Destination& to = *entry.second;
           return to.complete && to.next_push == out->pushes.size() && to.inflight.empty();
         });
-    if (out->finished && all_asked && all_sent) retire(out, effects);
+    if (out->finished && all_asked(*out) && all_sent) retire(out, effects);
     return;
   }
   bool quiet = true;
@@ -253,14 +251,20 @@ void SenderCore::post_stopped(const std::string& peer_name, RequestId request, s
   });
 }
 
+// Every receiver's ticket is here, and whole.
+bool SenderCore::all_asked(const Outgoing& out) {
+  return out.num_destinations && out.destinations.size() == *out.num_destinations &&
+         std::all_of(out.destinations.begin(), out.destinations.end(),
+                     [](const auto& entry) { return entry.second->complete; });
+}
+
 std::optional<Deadline> SenderCore::due_time(const Outgoing& out) const {
   if (out.phase != SendPhase::kActive) return std::nullopt;
   std::optional<Deadline> due;
   const auto consider = [&due](Deadline deadline) {
     due = due ? earlier(*due, deadline) : deadline;
   };
-  const bool all_asked = out.num_destinations && out.destinations.size() == *out.num_destinations;
-  if (out.tickets_due && !all_asked) consider(*out.tickets_due);
+  if (out.tickets_due && !all_asked(out)) consider(*out.tickets_due);
   for (const auto& [rank, to] : out.destinations)
     consider(to->expires);
   return due;
@@ -308,6 +312,8 @@ void SenderCore::tick(Deadline now, Effects& effects) {
 void SenderCore::run(Effects effects) {
   for (transfer::Transfer& transfer : effects.cancel)
     transfer.cancel();
+  for (const RequestId request : effects.asked)
+    if (options_.on_asked) options_.on_asked(request);
   for (const auto& [request, result] : effects.done)
     if (options_.on_done) options_.on_done(request, result);
 }

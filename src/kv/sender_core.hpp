@@ -102,6 +102,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   struct Effects {
     std::vector<transfer::Transfer> cancel;
     std::vector<std::pair<RequestId, Result<>>> done;
+    std::vector<RequestId> asked;
   };
 
   void on_message(const transfer::Message& message);
@@ -136,6 +137,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
 
   void clock();
   void tick(Deadline now, Effects& effects);
+  static bool all_asked(const Outgoing& out);
   std::optional<Deadline> due_time(const Outgoing& out) const;
   void run(Effects effects);
 

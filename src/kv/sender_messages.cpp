@@ -59,6 +59,7 @@ Result<> SenderCore::add_chunk(const transfer::Peer& peer, const message::Ticket
   to->peer_name = peer.name();
   to->instance = peer.instance();
   to->complete = to->pages.size() == to->total_pages;
+  if (to->complete && all_asked(*out)) effects.asked.push_back(out->request);
   clock_wake_.notify_one();
   settle(out, effects);
   return {};
@@ -92,13 +93,16 @@ Result<SenderCore::DestinationPtr> SenderCore::new_destination(Outgoing& out,
       plan, plan_shards(ticket.shape, mine.tp_size, ticket.layout.tp_size, ticket.layout.tp_rank));
   const auto part = std::find_if(plan.begin(), plan.end(),
                                  [&](const ShardPart& p) { return p.source_rank == mine.tp_rank; });
-  if (part == plan.end())
+  CROSSDOCK_TRY(ranks,
+                destinations_of(ticket.shape, mine.tp_size, mine.tp_rank, ticket.layout.tp_size));
+  // When other ranks send these heads, receiver rank 0 says so with a ticket for no pages.
+  const bool idle = ranks.empty() && ticket.layout.tp_rank == 0 && ticket.total_pages == 0;
+  if (idle) ranks.push_back(0);
+  if (part == plan.end() && !idle)
     return invalid_argument(fmt::format(
         "request {}: receiver rank {} of {} needs nothing of "
         "sender rank {} of {}",
         ticket.request, ticket.layout.tp_rank, ticket.layout.tp_size, mine.tp_rank, mine.tp_size));
-  CROSSDOCK_TRY(ranks,
-                destinations_of(ticket.shape, mine.tp_size, mine.tp_rank, ticket.layout.tp_size));
   if (out.num_destinations && *out.num_destinations != ranks.size())
     return invalid_argument(
         fmt::format("request {}: its receivers disagree on their tensor "
@@ -107,7 +111,7 @@ Result<SenderCore::DestinationPtr> SenderCore::new_destination(Outgoing& out,
   out.num_destinations = ranks.size();
   auto to = std::make_shared<Destination>(layout);
   to->ticket = ticket.ticket;
-  to->heads = part->heads;
+  if (!idle) to->heads = part->heads;
   to->base = ticket.base;
   to->first_page = ticket.first_page;
   to->total_pages = ticket.total_pages;

@@ -37,18 +37,25 @@ void add_part(std::vector<message::Part>& parts, const Push& push) {
 }  // namespace
 
 void SenderCore::pump() {
-  Lock lock(mutex_);
-  if (pumping_) {
-    pump_again_ = true;
-    return;
-  }
-  pumping_ = true;
-  do {
-    pump_again_ = false;
-    while (submit_next(lock)) {
+  Effects effects;
+  {
+    Lock lock(mutex_);
+    if (pumping_) {
+      pump_again_ = true;
+      return;
     }
-  } while (pump_again_);
-  pumping_ = false;
+    pumping_ = true;
+    do {
+      pump_again_ = false;
+      while (submit_next(lock)) {
+      }
+      // Pushes that no destination needed leave no transfer whose end would settle the request.
+      for (const auto& out : std::vector<OutgoingPtr>(active_.begin(), active_.end()))
+        settle(out, effects);
+    } while (pump_again_);
+    pumping_ = false;
+  }
+  run(std::move(effects));
 }
 
 // Takes and submits one piece of work; false when there is none, or the engine has no room. The

@@ -46,6 +46,9 @@ struct SenderOptions {
   std::chrono::milliseconds send_timeout{5'000};
   // Transfers of this sender in flight; more pushes queue up in order.
   std::size_t max_inflight = 64;
+  // Every receiver of this shard has asked for the request: what is pushed from now on leaves at
+  // once. A prefill scheduler may wait for it before it computes. Same threads as on_done.
+  std::function<void(RequestId)> on_asked = {};
   // Called once when a request is over, quiesced, with the error if it failed. It runs on a thread
   // of the engine or the sender, must not wait, and may call this sender.
   std::function<void(RequestId, const Result<>&)> on_done = {};

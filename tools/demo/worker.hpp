@@ -1,0 +1,45 @@
+// What both worker processes do alike: make their engine, fill and check pages, report the pool,
+// end. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <crossdock/kv/page_pool.hpp>
+#include <crossdock/transfer/engine.hpp>
+
+#include "demo/channel.hpp"
+#include "demo/pd.hpp"
+
+namespace crossdock::tools::pd {
+
+// How long a worker waits for what is not on trial: pages, the warm-up, the other one's first word.
+inline constexpr std::chrono::seconds kPatience{60};
+
+// An engine that uses the chosen transport only.
+Result<transfer::Engine> make_engine(const Options& options);
+
+// The two requests that touch all pages and measure the link before the clock runs. Their ids are
+// above those of any trace.
+std::vector<Job> warm_up_jobs(std::uint32_t pages, std::uint32_t page_tokens);
+bool is_warm_up(std::uint64_t request);
+
+// Pages from `first_page` of the table on.
+void fill_layer(kv::PagePool& pool, const Job& job, const kv::BlockTable& table,
+                std::uint32_t layer, std::uint32_t first_page);
+// Every byte of the layer; empty, or what differs first.
+std::string check_layer(const kv::PagePool& pool, const Job& job, const kv::BlockTable& table,
+                        std::uint32_t layer);
+
+Event pool_event(const kv::PagePool& pool);
+
+// Until the command closes its end.
+void wait_for_end(Channel& channel);
+
+using WorkerBody = std::function<Result<>(const Options&, Plan, Channel&)>;
+// Plans, runs `body`, and tells the command when that failed.
+int run_worker(const Options& options, const WorkerBody& body);
+
+}  // namespace crossdock::tools::pd
