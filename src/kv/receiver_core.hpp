@@ -107,6 +107,7 @@ class ReceiverCore {
 
   void stop_source(Link& link, const IncomingPtr& in, std::size_t source);
   void try_fence(Link& link, const IncomingPtr& in, std::size_t source);
+  void apply_fence(const std::string& sender, const Result<>& fenced, Effects& effects);
   void clock();
   void tick(Deadline now, Effects& effects);
   void run(Effects effects);
@@ -120,7 +121,8 @@ class ReceiverCore {
   std::condition_variable changed_;     // for waiters
   std::condition_variable clock_wake_;  // an earlier deadline, or the end
   std::unordered_map<RequestId, IncomingPtr> requests_;
-  std::deque<IncomingPtr> history_;  // done, oldest first
+  std::deque<IncomingPtr> history_;             // done, oldest first
+  std::map<std::string, Deadline> next_fence_;  // by sender: not again before
   std::uint64_t next_ticket_ = 0;
   std::uint64_t bytes_received_ = 0;
   std::uint64_t ignored_ = 0;

@@ -201,36 +201,61 @@ void ReceiverCore::stop_source(Link& link, const IncomingPtr& in, std::size_t in
     const Lock lock(mutex_);
     const Source& source = in->sources[index];
     if (source.told && source.quiesced) return;
+    if (in->phase == Phase::kQuarantined) return;  // it does not answer; the clock tries again
     abort = {in->request, in->ticket, in->error->message};
   }
   if (!link.send(options_.sender_mailbox, message::encode(abort), options_.stop_timeout).ok())
     try_fence(link, in, index);
 }
 
-// On the link's thread.
+// On the link's thread. A fence speaks for everything its sender does, so that many requests of one
+// sender that hangs cost one wait, not one each.
 void ReceiverCore::try_fence(Link& link, const IncomingPtr& in, std::size_t index) {
   {
     const Lock lock(mutex_);
-    if (in->sources[index].quiesced) return;
+    const auto next = next_fence_.find(link.peer_name());
+    const bool too_soon = next != next_fence_.end() && !next->second.passed();
+    if (in->sources[index].quiesced || too_soon) return;
   }
   const auto fenced = link.fence(options_.fence_timeout);
   Effects effects;
   {
     const Lock lock(mutex_);
-    Source& source = in->sources[index];
+    next_fence_.insert_or_assign(link.peer_name(), Deadline::in(options_.fence_timeout));
+    apply_fence(link.peer_name(), fenced, effects);
+  }
+  changed_.notify_all();
+  run(std::move(effects));
+}
+
+// With the mutex held. With proof, every request of the sender is quiesced, and those that still
+// waited for it fail; without, those being stopped go to quarantine.
+void ReceiverCore::apply_fence(const std::string& sender, const Result<>& fenced,
+                               Effects& effects) {
+  std::vector<std::pair<IncomingPtr, Source*>> hit;
+  for (const auto& [id, in] : requests_)
+    for (Source& source : in->sources)
+      if (in->phase != Phase::kDone && source.name == sender && source.told && !source.quiesced)
+        hit.emplace_back(in, &source);
+  for (const auto& [in, source] : hit) {
     if (fenced.ok()) {
-      source.quiesced = true;
+      source->quiesced = true;
+      fail(
+          in,
+          make_error(Code::kPeerLost,
+                     fmt::format("request {}: sender {} (rank {}) was fenced off, since it did not "
+                                 "answer: {}",
+                                 in->request, sender, source->rank, progress_of(*in))),
+          effects);
       settle(in, effects);
     } else if (in->phase == Phase::kStopping) {
       in->phase = Phase::kQuarantined;
       in->error->message +=
           fmt::format("; no proof that {} stopped writing ({}), so its pages stay in quarantine",
-                      source.name, fenced.error().message);
+                      sender, fenced.error().message);
       effects.done.emplace_back(in->request, *in->error);
     }
   }
-  changed_.notify_all();
-  run(std::move(effects));
 }
 
 }  // namespace detail

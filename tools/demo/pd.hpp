@@ -32,7 +32,7 @@ struct Options {
   std::string mode = "both";
   std::string fault = "none";
   std::string timeline;  // file to write
-  std::uint32_t requests = 24;
+  std::uint32_t requests = 16;
   std::uint32_t tokens = 0;  // > 0: synthetic requests of that length
   std::uint32_t page_tokens = 16;
   double prefill_tokens_per_s = 0;  // 0: measured at the start so that the link keeps up

@@ -2,7 +2,6 @@
 // and layout byte for byte, order of events, early pushes, aborts with poisoned pages, expiry,
 // refusal. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <future>
 #include <gmock/gmock.h>
@@ -83,14 +82,14 @@ TEST(Handover, LatentCachesGoToEveryRankOnce) {
 TEST(Handover, LayersAreAnnouncedOneByOneAndUsableBeforeTheRest) {
   std::mutex mutex;
   std::vector<std::uint32_t> layers;
-  std::atomic<int> done{0};
+  std::promise<bool> done;  // set_value() twice would throw
   KvClusterOptions options;
   options.receiver.on_layer = [&](RequestId, std::uint32_t layer) {
     const std::lock_guard lock(mutex);
     layers.push_back(layer);
   };
   options.receiver.on_done = [&](RequestId, const Result<>& result) {
-    done += result.ok() ? 1 : 100;
+    done.set_value(result.ok());
   };
   KvCluster cluster(options);
   cluster.admit_and_expect(3, 4, soon());
@@ -104,7 +103,10 @@ TEST(Handover, LayersAreAnnouncedOneByOneAndUsableBeforeTheRest) {
   ASSERT_TRUE(cluster.prefill[0]->sender.finish(3).ok());
   ASSERT_TRUE(receiver.wait(3, soon()).ok());
   EXPECT_FALSE(KvCluster::mismatch(*cluster.decode[0], 3));
-  EXPECT_EQ(done, 1);
+  auto over = done.get_future();
+  ASSERT_EQ(over.wait_for(20s), std::future_status::ready);
+  EXPECT_TRUE(over.get());
+  const std::lock_guard lock(mutex);
   EXPECT_THAT(layers, testing::ElementsAre(0, 1, 2));
   EXPECT_EQ(receiver.wait(3, 9, soon()).code(), Code::kInvalidArgument);
   EXPECT_EQ(receiver.wait(4, soon()).code(), Code::kNotFound);
