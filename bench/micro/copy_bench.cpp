@@ -207,25 +207,33 @@ void register_all() {
       {"loopback", Kind::kLoopback}, {"shm_map", Kind::kMap}, {"shm_vm", Kind::kVm}};
   for (const std::size_t block :
        {std::size_t{1} << 20, std::size_t{4} << 20, std::size_t{16} << 20}) {
-    RegisterBenchmark(name("memcpy", block).c_str(), raw_memcpy, block)->UseRealTime();
-    RegisterBenchmark(name("process_vm_writev", block).c_str(), raw_vm, block)->UseRealTime();
+    RegisterBenchmark(name("memcpy", block).c_str(), raw_memcpy, block)
+        ->UseRealTime()
+        ->MeasureProcessCPUTime();
+    RegisterBenchmark(name("process_vm_writev", block).c_str(), raw_vm, block)
+        ->UseRealTime()
+        ->MeasureProcessCPUTime();
     for (const auto& [what, kind] : kinds)
       RegisterBenchmark(name(what, block).c_str(), write_blocks, kind, block, 1, kSliceBytes)
-          ->UseRealTime();
+          ->UseRealTime()
+          ->MeasureProcessCPUTime();
   }
   for (const auto& [what, kind] : kinds) {
     for (const std::size_t block : {std::size_t{4} << 10, std::size_t{32} << 10})
       RegisterBenchmark(name((std::string(what) + "_paged_8MiB").c_str(), block).c_str(),
                         write_blocks, kind, block, (std::size_t{8} << 20) / block, kSliceBytes)
-          ->UseRealTime();
+          ->UseRealTime()
+          ->MeasureProcessCPUTime();
     for (const std::size_t block : {std::size_t{64}, std::size_t{4} << 10})
       RegisterBenchmark(name((std::string(what) + "_latency").c_str(), block).c_str(), write_blocks,
                         kind, block, 1, kSliceBytes)
-          ->UseRealTime();
+          ->UseRealTime()
+          ->MeasureProcessCPUTime();
   }
   // 16 shards' worth of slices inside post(): the cost of a slice itself.
   RegisterBenchmark("loopback_slices/64", write_blocks, Kind::kLoopback, 64, 1000, 64u)
-      ->UseRealTime();
+      ->UseRealTime()
+      ->MeasureProcessCPUTime();
 }
 
 }  // namespace

@@ -316,7 +316,7 @@ std::uint32_t copy_mapped(const Shard& shard, std::uint32_t first, std::uint32_t
         reinterpret_cast<std::byte*>(slice.remote + static_cast<std::uint64_t>(delta));
     std::byte* const to = shard.op == Op::kWrite ? remote : slice.local;
     const std::byte* const from = shard.op == Op::kWrite ? slice.local : remote;
-    copy_slice(to, from, slice.length, streaming);
+    copy_slice(to, from, slice.length, streaming && slice.length >= kStreamingSliceBytes);
   }
   if (streaming) finish_streaming();
   return done - first;
