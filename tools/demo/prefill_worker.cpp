@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <crossdock/kv/sender.hpp>
 #include <crossdock/transfer/engine.hpp>
@@ -41,10 +42,13 @@ class Board {
     changed_.wait_until(lock, deadline.when(), [&] { return broken_ || asked_.contains(request); });
     return asked_.contains(request) && !broken_;
   }
-  bool wait_over(std::size_t count, Deadline deadline) {
+  // Until each of these is over, delivered or not.
+  void wait_over(const std::vector<std::uint64_t>& requests, Deadline deadline) {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.when(), [&] { return over_.size() >= count; });
-    return over_.size() >= count && !broken_;
+    changed_.wait_until(lock, deadline.when(), [&] {
+      return std::all_of(requests.begin(), requests.end(),
+                         [&](std::uint64_t request) { return over_.contains(request); });
+    });
   }
   bool broken() {
     const std::lock_guard lock(mutex_);
@@ -162,15 +166,15 @@ class PrefillWorker {
                                                        job.id, kPatience.count()));
       }
       CROSSDOCK_TRY(table, admit(job));
+      admitted_.push_back(job.id);
       if (const auto computed = compute(sender, job, table); !computed.ok()) {
         static_cast<void>(pool_->release(job.id));  // if on_done came before admit()
         if (board_.broken()) break;
         return computed;
       }
-      ++started_;
     }
-    // The warm-up requests are counted too.
-    board_.wait_over(started_ + 2, Deadline::in(kPatience));
+    // Those that hold pages: others that decode asked for may be over before, and do not count.
+    board_.wait_over(admitted_, Deadline::in(kPatience));
     return {};
   }
 
@@ -217,7 +221,7 @@ class PrefillWorker {
   std::optional<kv::PagePool> pool_;
   Board board_;
   double rate_ = 0;
-  std::size_t started_ = 0;
+  std::vector<std::uint64_t> admitted_;
 };
 
 }  // namespace
