@@ -16,5 +16,6 @@ void add_store(CLI::App& app);   // a metadata store server
 void add_bench(CLI::App& app);   // figures beside the ceilings of the machine
 void add_demo(CLI::App& app);    // prefill to decode, between two processes
 void add_trace(CLI::App& app);   // merge trace files
+void add_jit(CLI::App& app);     // the cache of compiled kernels, register budgets
 
 }  // namespace crossdock::tools

@@ -42,6 +42,7 @@ int run_command_line(int argc, char** argv) {
   add_bench(app);
   add_demo(app);
   add_trace(app);
+  add_jit(app);
   if (argc > 1 && argv[1][0] != '-' && refuse_unknown_subcommand(app, argv[1])) return kWrongUsage;
   try {
     app.parse(argc, argv);

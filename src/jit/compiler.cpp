@@ -1,0 +1,61 @@
+// Choosing a compiler, and what both share. See compiler.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "jit/compiler.hpp"
+
+#include <fmt/format.h>
+
+namespace crossdock::jit {
+namespace {
+
+constexpr std::size_t kMaxLogBytes = 4000;
+
+// The lines about errors and what follows them; the assembler's figures are of no use here.
+std::string readable(std::string_view log) {
+  std::string text;
+  while (!log.empty() && text.size() < kMaxLogBytes) {
+    const auto end = log.find('\n');
+    const auto line = log.substr(0, end);
+    if (!line.empty() && line[0] != '\0' && !line.starts_with("ptxas info")) {
+      text += '\n';
+      text += line;
+    }
+    log = end == std::string_view::npos ? std::string_view{} : log.substr(end + 1);
+  }
+  if (!log.empty()) text += "\n(more lines were left out)";
+  while (!text.empty() && text.back() == '\0')
+    text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Compiler>> open_compiler(const CompilerOptions& options, Deadline deadline) {
+  auto nvrtc = open_nvrtc(options);
+  if (nvrtc.ok()) return nvrtc;
+  auto nvcc = open_nvcc(options, deadline);
+  if (nvcc.ok()) return nvcc;
+  return make_error(
+      Code::kUnsupported,
+      fmt::format("no CUDA compiler for the kernels ({}; {}). Any one of these helps: "
+                  "(1) pip install nvidia-cuda-nvrtc; "
+                  "(2) install the CUDA toolkit and set CUDA_HOME, or jit.nvrtc or jit.nvcc; "
+                  "(3) run `crossdock jit warm` on a machine with a compiler and copy its cache to "
+                  "jit.cache_dir here",
+                  nvrtc.error().message, nvcc.error().message));
+}
+
+Error compile_error(const KernelSpec& spec, std::string_view compiler, std::string_view log) {
+  return invalid_argument(
+      fmt::format("kernel {} does not compile with {}:{}", spec.title(), compiler, readable(log)));
+}
+
+Result<std::string> only_kernel(const KernelSpec& spec, std::span<const std::byte> image) {
+  CROSSDOCK_TRY(symbols, kernel_symbols(image));
+  if (symbols.size() == 1) return symbols[0];
+  return make_error(Code::kInternal,
+                    fmt::format("kernel {} compiled to {} kernels; its header must "
+                                "hold templates only",
+                                spec.title(), symbols.size()));
+}
+
+}  // namespace crossdock::jit
