@@ -1,6 +1,6 @@
 // The contract of a compiler: NVRTC in this process, or nvcc as a child process. Opened at run
-// time; having none is a normal, reported condition. Thread-safe. SPDX-License-Identifier:
-// Apache-2.0
+// time; having none is a normal, reported condition. Thread-safe.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>

@@ -109,8 +109,8 @@ Result<Kernel> Jit::prepare(const cuda::Context& context, const KernelSpec& want
         fmt::format("kernel {} cannot run on GPU {} ({}, sm_{}): leave sm at 0 to "
                     "compile for that GPU",
                     spec.title(), context.ordinal(), context.device().name, context.device().sm()));
-  const std::string id = fmt::format("{} {} {}", static_cast<const void*>(context.handle()),
-                                     spec.expression(), options.dynamic_shared_bytes);
+  const std::string id = fmt::format("{} {} {} {}", static_cast<const void*>(context.handle()),
+                                     spec.name, spec.expression(), options.dynamic_shared_bytes);
   if (auto kernel = loaded_kernel(id)) return std::move(*kernel);
   CROSSDOCK_TRY(binary, build(spec, options.deadline));
   CROSSDOCK_TRY(module, cuda::Module::load(context, binary.image, spec.name));

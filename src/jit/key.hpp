@@ -1,6 +1,6 @@
 // Keys of compiled kernels: XXH3-128 over everything that decides the machine code, and nothing
-// else (no path, no time, no machine). Values, thread-compatible. SPDX-License-Identifier:
-// Apache-2.0
+// else (no path, no time, no machine). Values, thread-compatible.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>

@@ -137,8 +137,9 @@ TEST_F(CacheFolder, ReadOnlyFolderStillServes) {
   Cache(CacheOptions{.folder = folder_.path.string()}).store(file_, binary_);
   const auto codes = in_processes(1, [&](int) {
     // Root writes everywhere: become nobody where we are root.
-    fs::permissions(folder_.path, fs::perms::owner_read | fs::perms::owner_exec |
-                                      fs::perms::others_read | fs::perms::others_exec);
+    const auto read_only = fs::perms::owner_read | fs::perms::group_read | fs::perms::others_read |
+                           fs::perms::owner_exec | fs::perms::group_exec | fs::perms::others_exec;
+    fs::permissions(folder_.path, read_only);
     if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) return 9;
     Cache cache({.folder = folder_.path.string()});
     if (!cache.lock("other.kernel", Deadline::in(1s)).ok()) return 1;
