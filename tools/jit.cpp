@@ -247,8 +247,8 @@ int budget(const BudgetOptions& wanted) {
     return report(budgets.error());
   const auto results = jit.build_all(*specs, deadline);
   const auto known = budgets.ok() ? *budgets : jit::Budgets{};
-  const int over = check_budgets(*specs, results, known);
   if (wanted.update) return update_budgets(wanted.file, *specs, results, known);
+  const int over = check_budgets(*specs, results, known);
   fmt::print("{} of {} variants are over their budget\n", over, specs->size());
   return over == 0 ? kDone : kFailed;
 }

@@ -114,7 +114,9 @@ Result<Kernel> Jit::prepare(const cuda::Context& context, const KernelSpec& want
   if (auto kernel = loaded_kernel(id)) return std::move(*kernel);
   CROSSDOCK_TRY(binary, build(spec, options.deadline));
   CROSSDOCK_TRY(module, cuda::Module::load(context, binary.image, spec.name));
-  CROSSDOCK_TRY(function, module.function(binary.symbol));
+  CROSSDOCK_TRY(found, module.function(binary.symbol));
+  // Error texts name the specification, not the mangled symbol.
+  cuda::Function function(context, found.handle(), spec.title());
   if (options.dynamic_shared_bytes > 0)
     CROSSDOCK_CHECK_OK(function.set_max_dynamic_shared(options.dynamic_shared_bytes));
   Kernel kernel(std::make_shared<const Kernel::Code>(

@@ -42,7 +42,7 @@ TEST_F(JitOnFake, CompilesOnceThenMemoryThenCache) {
     const auto first = jit->prepare(ctx, fill_spec(), soon());
     ASSERT_TRUE(first.ok()) << first.error().describe();
     EXPECT_EQ(first->use().registers, 40);
-    EXPECT_EQ(first->function().name(), "fill_code");
+    EXPECT_EQ(first->function().name(), "fill{.threads = 256} for sm_90a");
     EXPECT_TRUE(jit->prepare(ctx, fill_spec(), soon()).ok());
     EXPECT_EQ(fake_->calls("cuModuleLoadData"), 1);
     EXPECT_EQ(jit->counters().compiled, 1u);
