@@ -4,7 +4,7 @@
 # git ignores and which stays under 20 MB. Needs apt-get and dpkg here, nothing on the other machine.
 # SPDX-License-Identifier: Apache-2.0
 
-readonly VENDORED=(libfmt-dev libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
+readonly VENDORED=(libfmt-dev libfmt9 libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
   libgtest-dev libgmock-dev)
 
 x_vendor() {
