@@ -11,6 +11,9 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INC
 install(EXPORT crossdockTargets NAMESPACE crossdock:: DESTINATION ${_package_dir})
 if(CROSSDOCK_BUILD_TOOLS)
   install(TARGETS crossdock_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  # What `crossdock demo pd` plays; it looks for it relative to itself.
+  install(FILES ${PROJECT_SOURCE_DIR}/examples/data/conversation_excerpt.jsonl
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/crossdock)
 endif()
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/crossdockConfig.cmake.in

@@ -95,7 +95,7 @@ void print_report(const Options& options, const Plan& plan, const std::vector<Ru
   print_row("KV moved (GB)", runs, [](const RunRecord& r) {
     return fmt::format("{:.2f}", static_cast<double>(r.bytes_received) / 1e9);
   });
-  print_row("while prefill computes (GB/s)", runs,
+  print_row("KV moved per second of the run (GB/s)", runs,
             [](const RunRecord& r) { return fmt::format("{:.2f}", r.gb_per_s()); });
   print_row("CPU of both processes (s)", runs, [](const RunRecord& r) {
     return fmt::format("{:.1f}", r.cpu_prefill_s + r.cpu_decode_s);
@@ -112,7 +112,7 @@ void print_report(const Options& options, const Plan& plan, const std::vector<Ru
   print_row("verified requests", runs, [&](const RunRecord& r) {
     return fmt::format("{} of {}", r.num_verified(), r.requests.size());
   });
-  if (const double factor = speedup(runs); factor > 0)
+  if (const double factor = speedup(runs); factor > 1)
     fmt::print("\n  streamed layer by layer, KV is complete {:.1f} times sooner after prefill\n",
                factor);
   print_problems(runs);
