@@ -91,6 +91,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
 
   Result<std::shared_ptr<RailSet>> dial_set(std::size_t slot, Deadline deadline);
   Result<> dial_into(std::size_t slot, Deadline deadline);
+  Result<> drain(RailSet& set, Deadline deadline);
   [[nodiscard]] transport::PeerInfo info_for(const transport::Transport& transport) const;
   Result<> attach(RailSet& set, transport::RemoteRegion& region);
   void redial_later();

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fmt/format.h>
+#include <thread>
 
 #include "transfer/engine_core.hpp"
 #include "transfer/peer_core.hpp"
@@ -81,9 +82,33 @@ Result<> PeerCore::redial(Deadline deadline) {
                .message = fmt::format("no transport reaches peer '{}': {}", name_, reasons)};
 }
 
+// What the old rails know of the peer's regions is replaced with them, so nothing may run there any
+// more. They have failed already; their shards end at once and are tried again on the new ones.
+Result<> PeerCore::drain(RailSet& set, Deadline deadline) {
+  set.sever(Error{.code = Code::kUnreachable,
+                  .scope = Scope::kTransfer,
+                  .retry = Retry::kLater,
+                  .message = fmt::format("the rails to peer '{}' are being dialled again", name_)});
+  const auto busy = [&] {
+    return std::any_of(set.rails.begin(), set.rails.end(),
+                       [](const auto& rail) { return rail->queued_bytes() != 0; });
+  };
+  // Rare and short, and no transport has a wait for it: look again every 100 us.
+  while (busy()) {
+    if (deadline.passed())
+      return make_error(Code::kDeadline,
+                        fmt::format("the old rails to peer '{}' did not come to rest", name_));
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return {};
+}
+
 Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
   if (!alive()) return lost_error();
-  if (const auto set = set_at(slot); set && !set->down.load()) return {};
+  if (const auto old = set_at(slot); old) {
+    if (!old->down.load()) return {};
+    CROSSDOCK_CHECK_OK(drain(*old, deadline));
+  }
   CROSSDOCK_TRY(set, dial_set(slot, deadline));
   CROSSDOCK_LOG(engine_->log(), kInfo, "peer '{}' is reached by {} with {} rails", name_,
                 set->transport->name(), set->rails.size());
@@ -164,7 +189,6 @@ Result<std::shared_ptr<RailSet>> PeerCore::rails_for(transport::RemoteRegion& re
       any_down = true;
       continue;
     }
-    if (region.attached[slot]) return set;
     auto attached = attach(*set, region);
     if (attached.ok()) return set;
     last = std::move(attached).error();

@@ -88,7 +88,9 @@ TEST_P(KvProcesses, PrefillKilledWhileTransfersRun) {
   ASSERT_EQ(decode->ask("expect 1 512 30000 " + prefill->name()), "ok");
   ASSERT_EQ(prefill->ask("push 1 0 7"), "ok");  // never complete
   prefill->signal(SIGKILL);
-  EXPECT_THAT(decode->ask("wait 1 25000"), StartsWith("error peer lost"));
+  // It may die before decode could ask it: then nobody answers at its address.
+  EXPECT_THAT(decode->ask("wait 1 25000"),
+              ::testing::AnyOf(StartsWith("error peer lost"), StartsWith("error unreachable")));
   ASSERT_EQ(decode->ask("release 1"), "ok");
   ASSERT_EQ(decode->ask("wait_free 20000"), "ok");
   ASSERT_EQ(decode->ask("poison 90"), "ok");

@@ -2,7 +2,8 @@
 """Runs the paged and large-block writes of `crossdock bench transfer` with Mooncake's transfer engine.
 
 One process is the target, the other writes to it over TCP, like our own bench. Called by the bench with
-an interpreter that has the published wheel; prints one JSON object a line for each case:
+an interpreter that has the published wheel, anew for each case: a refused batch may still be running;
+it measures one case and prints it:
 {"name": ..., "gb_per_s": median, "cpu_s_per_gb": median} or {"name": ..., "error": ...}.
 SPDX-License-Identifier: Apache-2.0
 """
@@ -53,27 +54,34 @@ def cpu_seconds(child_pid):
     return own.ru_utime + own.ru_stime + (int(fields[11]) + int(fields[12])) / ticks
 
 
-def measure(engine, peer, local, remote, case, repeat, child_pid):
+def move(engine, peer, source, target, lengths, batch):
+    """0, or what the engine answered to the first batch that it refused."""
+    for first in range(0, len(lengths), batch):
+        part = slice(first, first + batch)
+        code = engine.batch_transfer_sync_write(peer, source[part], target[part], lengths[part])
+        if code != 0:
+            return code
+    return 0
+
+
+def measure(engine, peer, local, remote, case, options, child_pid):
     block, count = case["block"], case["count"]
+    batch = options.batch or count
     order = list(range(count))
     source = [local + i * block for i in random.Random(1).sample(order, count)]
     target = [remote + i * block for i in random.Random(2).sample(order, count)]
     lengths = [block] * count
     rates, cpu = [], []
-    for i in range(repeat + 1):
+    for i in range(options.repeat + 1):
         cpu_begin, begin = cpu_seconds(child_pid), time.monotonic()
-        code = engine.batch_transfer_sync_write(peer, source, target, lengths)
+        code = move(engine, peer, source, target, lengths, batch)
         elapsed = time.monotonic() - begin
         if code != 0:
-            return {"name": case["name"], "error": f"batch_transfer_sync_write returned {code}"}
+            return {"error": f"batch_transfer_sync_write of {batch} blocks returned {code}"}
         if i > 0:
             rates.append(block * count / elapsed / 1e9)
             cpu.append((cpu_seconds(child_pid) - cpu_begin) / (block * count / 1e9))
-    return {
-        "name": case["name"],
-        "gb_per_s": statistics.median(rates),
-        "cpu_s_per_gb": statistics.median(cpu),
-    }
+    return {"gb_per_s": statistics.median(rates), "cpu_s_per_gb": statistics.median(cpu)}
 
 
 def run_initiator(options):
@@ -94,9 +102,9 @@ def run_initiator(options):
         peer, remote = words[0], int(words[1])
         engine = make_engine()
         memory, local = make_memory(engine, options.bytes)
-        for case in json.loads(options.cases):
-            result = measure(engine, peer, local, remote, case, options.repeat, target.pid)
-            print("RESULT " + json.dumps(result), flush=True)
+        case = json.loads(options.case)
+        result = measure(engine, peer, local, remote, case, options, target.pid)
+        print("RESULT " + json.dumps({"name": case["name"], **result}), flush=True)
         del memory
     finally:
         target.kill()
@@ -107,7 +115,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--cases", default="[]")
+    parser.add_argument("--case", default="{}")
+    parser.add_argument("--batch", type=int, default=0, help="blocks a call; 0: all in one")
     parser.add_argument("--target", action="store_true")
     options = parser.parse_args()
     if options.target:
