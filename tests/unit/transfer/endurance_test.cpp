@@ -67,7 +67,8 @@ TEST_P(EnduranceOver, ConnectCyclesLeakNothing) {
   auto local = source.register_memory(a.data(), 4096).value();
   auto remote = target.register_memory(b.data(), 4096).value();
   const Request request{Op::kWrite, a.data(), address_of(remote), 4096};
-  std::size_t fds = 0, threads = 0, kib = 0;
+  std::size_t fds = 0, threads = 0;
+  [[maybe_unused]] std::size_t kib = 0;
   for (int i = 0; i < kCycles; ++i) {
     {
       auto peer = source.open(target.name(), soon()).value();
