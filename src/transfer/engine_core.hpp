@@ -113,7 +113,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void stop_peers(const Error& why);
 
   struct Counters {
-    std::shared_ptr<base::Counter> delivered, failed, cancelled, bytes, retries, severed;
+    std::shared_ptr<base::Counter> delivered, failed, cancelled, bytes, retries;
     std::shared_ptr<base::Gauge> regions;
     std::shared_ptr<base::Histogram> latency;
   };
