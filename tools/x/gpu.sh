@@ -48,7 +48,7 @@ x_gpu() {
   command -v nvidia-smi >/dev/null || die "gpu: no nvidia-smi, so no GPU driver; see crossdock doctor"
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
-  cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda crossdock_cli >&2
+  cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda gpu_symm crossdock_cli >&2
   ((tests == 0)) || ctest --test-dir build/gpu -L gpu --output-on-failure
   ((sanitize == 0)) || gpu_sanitize
   ((benches == 0)) || gpu_benches "$json"

@@ -22,6 +22,11 @@ using namespace crossdock::device;
 inline constexpr u32 kShared = 64 * 1024;
 inline constexpr u32 kOperandB = 32 * 1024;
 
+// Probes are templates like every kernel, so that the JIT compiles the one it is asked for.
+struct ProbeConfig {
+  u32 threads;  // of the one block
+};
+
 // Fills shared memory with operands: any byte may be read by any layout.
 CROSSDOCK_DEVICE u32 scramble(u32 x) {
   x ^= x >> 15;
@@ -84,7 +89,9 @@ CROSSDOCK_DEVICE void wgmma_one(const WgmmaParams& p, float (&d)[32]) {
   ptx::wgmma_wait<0>(d);
 }
 
-CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(128, 1) wgmma_probe(CROSSDOCK_PARAMS(WgmmaParams, p)) {
+template <ProbeConfig kConfig>
+CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
+    wgmma_probe(CROSSDOCK_PARAMS(WgmmaParams, p)) {
   fill_shared(p.kind != 0);
   float d[32];
   for (u32 i = 0; i < 32; ++i)
@@ -97,7 +104,9 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(128, 1) wgmma_probe(CROSSDOCK_PARAMS(Wg
 struct WarpParams {
   u32* out;  // [32 lanes][64]
 };
-CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(32, 1) warp_probe(CROSSDOCK_PARAMS(WarpParams, p)) {
+template <ProbeConfig kConfig>
+CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
+    warp_probe(CROSSDOCK_PARAMS(WarpParams, p)) {
   fill_shared(true);
   const u32 lane = lane_index();
   const u32 v = scramble(lane);
@@ -147,7 +156,9 @@ struct TensorParams {
   TensorMap load;
   TensorMap store;  // over another tensor of the same shape
 };
-CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(32, 1) tensor_probe(CROSSDOCK_PARAMS(TensorParams, p)) {
+template <ProbeConfig kConfig>
+CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
+    tensor_probe(CROSSDOCK_PARAMS(TensorParams, p)) {
   u8* tile = dynamic_shared();
   auto* barrier = reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kOperandB);
   for (u32 i = thread_index(); i < p.tile_bytes / 4; i += block_size())
@@ -171,59 +182,5 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(32, 1) tensor_probe(CROSSDOCK_PARAMS(Te
     ptx::bulk_wait<0>();
   }
 }
-
-// ---- cases, the same for both runners -------------------------------------------------------
-
-// Swizzle modes as a descriptor encodes them: none, 128, 64, 32 bytes.
-inline u32 width_of(u32 mode) {
-  return mode == 0 ? 16u : 256u >> mode;
-}
-
-// Strides of an operand of `lines` rows or columns; K-major, or MN-major when `transposed`.
-inline u64 operand_fields(u32 mode, bool transposed, u32 lines) {
-  const u32 w = width_of(mode);
-  u32 leading = 16;
-  u32 stride = 8 * w;
-  if (mode == 0) leading = transposed ? lines / 8 * 128 : 128, stride = transposed ? 128 : 256;
-  if (mode != 0 && transposed) leading = 8 * w, stride = lines * 2 / w * 8 * w;
-  return u64{leading >> 4} << 16 | u64{stride >> 4} << 32 | u64{mode} << 62;
-}
-
-// Calls run(kind, a_fields, b_fields, a_offset, b_offset) for every combination.
-template <class Run>
-void for_each_wgmma(Run&& run) {
-  for (u32 kind = 0; kind < 6; ++kind)
-    for (u32 a = 0; a < 4; ++a)
-      for (u32 b = 0; b < 4; ++b)
-        for (u32 step = 0; step < 2; ++step) {
-          // The second K step of a K-major atom of 64 bytes or more is 32 bytes on.
-          const bool transposed_a = kind == 2 || kind == 4;
-          const bool transposed_b = kind == 3 || kind == 4;
-          const u32 a_offset = step == 0 || transposed_a || width_of(a) < 64 ? 0 : 32;
-          const u32 b_offset = step == 0 || transposed_b || width_of(b) < 64 ? 0 : 32;
-          run(kind, operand_fields(a, transposed_a, 64), operand_fields(b, transposed_b, 64),
-              a_offset, b_offset);
-        }
-}
-
-struct TensorCase {
-  u32 swizzle;
-  u32 box_width;  // elements of 2 bytes
-  i32 x, y;
-};
-inline constexpr TensorCase kTensorCases[] = {
-    {0, 32, 0, 0},   {0, 64, 16, 5},    {32, 16, 16, 8},  {64, 32, 0, 16},  {64, 16, 32, 4},
-    {128, 64, 0, 0}, {128, 64, -8, -3}, {128, 32, 8, 15}, {128, 64, 24, 18}};
-// Stores at negative coordinates end in an illegal instruction on an H200 (driver 580), so only
-// loads go there.
-inline u32 stores(const TensorCase& c) {
-  return c.x >= 0 && c.y >= 0 ? 1 : 0;
-}
-inline u32 tile_bytes(const TensorCase& c) {
-  return (c.swizzle != 0 ? c.swizzle : c.box_width * 2) * 8;
-}
-inline constexpr u32 kTensorWidth = 40;
-inline constexpr u32 kTensorHeight = 20;
-inline constexpr u32 kBoxHeight = 8;
 
 }  // namespace crossdock::testing::conformance
