@@ -1,0 +1,75 @@
+// Group: the ranks of one world that live in this process, with symmetric memory across all of
+// them. Every rank has a window of one layout; rank(r) has what a launch on rank r needs. Creating
+// and resetting a group is collective among its processes, with a deadline; destroying it is not:
+// it is local, bounded, and works when peers are gone. No kernel of the group may run then.
+// Single-owner. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <crossdock/core/deadline.hpp>
+#include <crossdock/core/result.hpp>
+#include <crossdock/layout/symmetric.cuh>
+#include <crossdock/symm/group_options.hpp>
+
+#include "cuda/driver.hpp"
+#include "symm/heap.hpp"
+#include "symm/rank.hpp"
+#include "twin/launch.hpp"
+
+namespace crossdock::symm {
+
+class Group {
+ public:
+  // `layout` cuts the window (its `bytes` are the window's size) and is the same on all ranks, as
+  // are world and backend; ranks that disagree all get kIncompatible naming both. A rank that
+  // fails makes all of them fail, naming it. `driver` null: the system's, when the backend is the
+  // GPU. On failure nothing is left behind.
+  static Result<std::unique_ptr<Group>> create(const GroupOptions& options,
+                                               const device::SymmetricLayout& layout,
+                                               const cuda::Driver* driver = nullptr);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  [[nodiscard]] Backend backend() const { return options_.backend; }
+  [[nodiscard]] u32 world() const { return options_.world; }
+  [[nodiscard]] const device::SymmetricLayout& layout() const { return layout_; }
+  // Ranks of this process, ascending.
+  [[nodiscard]] std::span<const u32> local_ranks() const { return local_; }
+  [[nodiscard]] bool all_local() const { return local_.size() == options_.world; }
+  // Precondition: `r` is one of local_ranks().
+  [[nodiscard]] Rank& rank(u32 r) const;
+
+  // CPU backend with all ranks in this process: runs their kernels. Else null.
+  [[nodiscard]] twin::World* twin() const { return twin_.get(); }
+  // GPU backend. Else null.
+  [[nodiscard]] const cuda::Driver* driver() const { return driver_; }
+
+  // The first fault among the local ranks (see fault.hpp). Never waits.
+  [[nodiscard]] Result<> check() const;
+  // Makes the group usable again after a fault: windows, control blocks, state memory and fault
+  // records of all ranks become zero. Collective among the processes. No kernel of the group may
+  // run on the local ranks. After an error here the group is of no more use (kClosed).
+  Result<> reset(Deadline deadline);
+
+ private:
+  friend class GroupBuilder;
+  Group(const GroupOptions& options, const device::SymmetricLayout& layout)
+      : options_(options), layout_(layout) {}
+  Result<> clear(Deadline deadline);
+
+  GroupOptions options_;
+  device::SymmetricLayout layout_;
+  const cuda::Driver* driver_ = nullptr;
+  bool broken_ = false;
+  // Destroyed from the last to the first: ranks before the heap, the heap before the World.
+  std::shared_ptr<twin::World> twin_;
+  std::unique_ptr<Heap> heap_;
+  std::vector<u32> local_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace crossdock::symm

@@ -1,0 +1,50 @@
+// Heap: the windows of all ranks as this process sees them. Window r lies at `window(0) + r *
+// stride()`, or anywhere when the stride is 0:
+//
+//     one reserved range of addresses
+//     | window 0 | pad | window 1 | pad | window 2 | pad | ...      <- stride ->
+//       a peer's         this rank's      a peer's
+//
+// It is built in steps, so that ranks can tell each other the outcome of each: allocate() for every
+// local rank, share() for every local rank when there are other processes, map() for every rank.
+// Local and bounded: no step waits for a peer, and destruction frees only what is this process's
+// own. Peers that still write into a window keep its memory alive by themselves. Single-owner.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <crossdock/core/result.hpp>
+
+#include "base/fd.hpp"
+#include "symm/memory.hpp"
+#include "symm/rank_device.hpp"
+
+namespace crossdock::symm {
+
+// What another process needs to map a window: a descriptor, or the bytes of a fabric handle.
+struct WindowHandle {
+  base::UniqueFd fd = {};
+  std::string fabric = {};
+};
+
+class Heap {
+ public:
+  virtual ~Heap() = default;
+  // Memory for the window of a local rank.
+  virtual Result<> allocate(u32 rank) = 0;
+  virtual Result<WindowHandle> share(u32 rank) = 0;
+  // `handle` null: a local rank.
+  virtual Result<> map(u32 rank, const WindowHandle* handle) = 0;
+  // Where the window of `rank` is mapped.
+  [[nodiscard]] virtual u8* window(u32 rank) const = 0;
+  [[nodiscard]] virtual i64 stride() const = 0;
+  // Zeroes the window of a local rank.
+  virtual Result<> clear(u32 rank, RankDevice& device, Deadline deadline) = 0;
+};
+
+// The windows are the first allocation of the heaps of `world`.
+std::unique_ptr<Heap> make_twin_heap(std::shared_ptr<twin::World> world, u64 window_bytes);
+
+}  // namespace crossdock::symm
