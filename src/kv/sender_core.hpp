@@ -110,6 +110,8 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   void on_abort(const transfer::Message& from, const message::Abort& abort);
   void on_peer_lost(const transfer::Message& from);
   void accept_ticket(Link& link, std::uint64_t instance, const message::Ticket& ticket);
+  void lose_ticket(const std::string& receiver, const message::Ticket& ticket,
+                   const std::string& why, Effects& effects);
   Result<> add_chunk(const transfer::Peer& peer, const message::Ticket& ticket, Effects& effects);
   Result<DestinationPtr> destination_for(Outgoing& out, const message::Ticket& ticket);
   Result<DestinationPtr> new_destination(Outgoing& out, const message::Ticket& ticket);

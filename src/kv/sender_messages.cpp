@@ -32,10 +32,12 @@ void SenderCore::on_ticket(const transfer::Message& from, message::Ticket ticket
 
 void SenderCore::accept_ticket(Link& link, std::uint64_t instance, const message::Ticket& ticket) {
   const auto peer = link.peer();
-  // Unreachable or another life of the receiver: who sent this ticket is gone.
-  if (!peer.ok() || peer->instance() != instance) return;
   Effects effects;
-  {
+  if (!peer.ok()) {
+    lose_ticket(link.peer_name(), ticket, peer.error().message, effects);
+  } else if (peer->instance() != instance) {
+    lose_ticket(link.peer_name(), ticket, "another process answers at its address", effects);
+  } else {
     const Lock lock(mutex_);
     if (stopped_) return;
     const auto added = add_chunk(*peer, ticket, effects);
@@ -43,6 +45,26 @@ void SenderCore::accept_ticket(Link& link, std::uint64_t instance, const message
   }
   run(std::move(effects));
   pump();
+}
+
+// Who sent this ticket died, or cannot be reached, before it became a destination; so its loss,
+// which may have been reported already, stopped nothing. The request ends now instead of waiting
+// for tickets until they are overdue.
+void SenderCore::lose_ticket(const std::string& receiver, const message::Ticket& ticket,
+                             const std::string& why, Effects& effects) {
+  const Lock lock(mutex_);
+  if (stopped_) return;
+  const OutgoingPtr out = find_or_make(ticket.request);
+  const auto served = out->destinations.find(ticket.layout.tp_rank);
+  if (served != out->destinations.end() && served->second->ticket != ticket.ticket)
+    return;  // a late ticket; another life of the receiver has asked since
+  Error error =
+      make_error(Code::kPeerLost,
+                 fmt::format("request {}: receiver {} (rank {}) asked for it and was lost: {}",
+                             ticket.request, receiver, ticket.layout.tp_rank, why));
+  error.scope = Scope::kPeer;
+  error.retry = Retry::kAfterReconnect;
+  fail(out, std::move(error), effects);
 }
 
 // With the mutex held.

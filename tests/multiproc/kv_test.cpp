@@ -77,6 +77,7 @@ TEST_P(KvProcesses, KilledDecodeIsNamedAndThePagesComeBack) {
 TEST_P(KvProcesses, DecodeKilledWhileTransfersRun) {
   ASSERT_EQ(prefill->ask("admit 1 512"), "ok");
   ASSERT_EQ(decode->ask("expect 1 512 30000 " + prefill->name()), "ok");
+  ASSERT_EQ(prefill->ask("asked 1 20000"), "ok");
   ASSERT_EQ(prefill->ask("push 1 0 8"), "ok");  // 64 MiB are on their way or just arrived
   decode->signal(SIGKILL);
   ASSERT_EQ(prefill->ask("release 1"), "ok");

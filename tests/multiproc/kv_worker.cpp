@@ -1,6 +1,6 @@
 // The child and its handle. Commands, all with the request id first:
 //   prefill: admit ID PAGES | push ID FIRST_LAYER END_LAYER | finish ID | wait ID MS | abort ID |
-//            release ID | poison BYTE | free | close
+//            release ID | poison BYTE | free | close | asked ID MS (a receiver asked for it)
 //   decode:  expect ID PAGES MS SENDER... | wait_layer ID LAYER MS | wait ID MS | verify ID |
 //            abort ID | release ID | poison BYTE | check BYTE | free
 // Answers are "ok", "error TEXT", or numbers.
@@ -8,12 +8,15 @@
 #include "multiproc/kv_worker.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
 #include <iostream>
+#include <mutex>
 #include <optional>
 #include <poll.h>
+#include <set>
 #include <sstream>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,7 +42,15 @@ class Rank {
   Rank(transfer::Engine engine, const kv::PageLayout& layout)
       : engine_(std::move(engine)), pool_(kv::PagePool::create(engine_, layout).value()) {}
 
-  void become_prefill() { sender_.emplace(kv::KvSender::create(engine_, pool_).value()); }
+  void become_prefill() {
+    kv::SenderOptions options;
+    options.on_asked = [this](kv::RequestId id) {
+      const std::lock_guard lock(mutex_);
+      asked_.insert(id);
+      changed_.notify_all();
+    };
+    sender_.emplace(kv::KvSender::create(engine_, pool_, std::move(options)).value());
+  }
   void become_decode() {
     kv::ReceiverOptions options;
     options.send_timeout = options.stop_timeout = options.fence_timeout = 1'000ms;
@@ -107,10 +118,17 @@ class Rank {
       return table.ok() ? "ok" : "error " + table.error().describe();
     }
     if (verb == "push") return push(id, in);
+    if (verb == "asked") return asked(id, read_deadline(in));
     if (verb == "finish") return answer(sender_->finish(id));
     if (verb == "wait") return answer(sender_->wait(id, read_deadline(in)));
     if (verb == "abort") return sender_->abort(id, "told to"), "ok";
     return "error no command " + verb;
+  }
+
+  std::string asked(kv::RequestId id, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    const auto here = [&] { return asked_.count(id) > 0; };
+    return changed_.wait_until(lock, deadline.when(), here) ? "ok" : "error nobody asked";
   }
 
   std::string push(kv::RequestId id, std::istringstream& in) {
@@ -164,6 +182,9 @@ class Rank {
     return "ok";
   }
 
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<kv::RequestId> asked_;
   transfer::Engine engine_;
   kv::PagePool pool_;
   std::optional<kv::KvSender> sender_;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "kv/message.hpp"
 #include "support/kv_cluster.hpp"
 
 namespace crossdock::kv {
@@ -401,6 +402,50 @@ TEST(HandoverEnd, ADestroyedSenderFailsItsRequestsWithoutLateWrites) {
   EXPECT_THAT(result.error().message, HasSubstr("request 1"));
   ASSERT_TRUE(cluster.decode[0]->pool.release(1).ok());
   ASSERT_TRUE(cluster.decode[0]->pool.admit({.request = 2, .num_pages = 128}, soon()).ok());
+}
+
+// The second ticket waits behind the first, whose handler is held, until its receiver is dead; so
+// the loss is known before the ticket is looked at.
+TEST(HandoverEnd, AReceiverThatDiesBeforeItsTicketIsAcceptedFailsTheRequest) {
+  std::promise<void> held;
+  std::promise<void> go_on;
+  KvClusterOptions options;
+  options.sender.on_asked = [&held, wait = go_on.get_future().share()](RequestId request) {
+    if (request != 1) return;
+    held.set_value();
+    wait.wait_for(20s);
+  };
+  KvCluster cluster(options);
+  auto& prefill = *cluster.prefill[0];
+  cluster.admit_and_expect(1, 2, soon());
+  ASSERT_EQ(held.get_future().wait_for(20s), std::future_status::ready);
+  ASSERT_TRUE(prefill.pool.admit({.request = 2, .num_pages = 8}).ok());
+  ASSERT_TRUE(prefill.sender.push(2, 0).ok());
+  const auto receiver = prefill.engine.open(cluster.decode[0]->engine.name(), soon()).value();
+  {
+    auto& decode = *cluster.decode[0];
+    message::Ticket ticket;
+    ticket.request = 2;
+    ticket.ticket = 99;
+    ticket.shape = decode.pool.layout().shape();
+    ticket.layout = decode.pool.layout().options();
+    ticket.expires_ms = 60'000;
+    ticket.total_pages = 8;
+    ticket.pages = {0, 1, 2, 3, 4, 5, 6, 7};
+    const auto peer = decode.engine.open(prefill.engine.name(), soon()).value();
+    ASSERT_TRUE(decode.engine.notify(peer, {"kv.sender", message::encode(ticket)}, soon()).ok());
+  }
+  cluster.decode.clear();
+  for (const Deadline limit = soon(); receiver.alive() && !limit.passed();)
+    std::this_thread::yield();
+  go_on.set_value();
+  const auto sent = prefill.sender.wait(2, soon());
+  ASSERT_EQ(sent.code(), Code::kPeerLost);
+  EXPECT_THAT(sent.error().message, HasSubstr("asked for it and was lost"));
+  EXPECT_THAT(sent.error().message, HasSubstr(receiver.name()));
+  ASSERT_TRUE(prefill.pool.release(1).ok());
+  ASSERT_TRUE(prefill.pool.release(2).ok());
+  EXPECT_TRUE(prefill.pool.admit({.request = 3, .num_pages = 64}, soon()).ok());
 }
 
 }  // namespace
