@@ -22,18 +22,32 @@ run_ctest() {
   "${runner[@]}" ctest --preset "$preset" --parallel "$(cpus)" "$@"
 }
 
+# Runs one target for SECONDS; its log says what it found. Exported for the shells of xargs.
+run_fuzzer() {
+  local target=$1 seconds=$2 name=${1##*/fuzz_}
+  local corpus=build/fuzz/corpus/$name log=build/fuzz/log/$name.log
+  if "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="build/fuzz/log/$name-" "$corpus" >"$log" 2>&1; then
+    echo "$name: no finding, $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs"
+  else
+    tail -n 40 "$log"
+    echo "$name: FOUND something; the whole log is in $log, the input beside it"
+    return 1
+  fi
+}
+
 run_fuzzers() {
-  local seconds=$1 target found=0
-  say "fuzzing each target for $seconds s"
+  local seconds=$1 target targets=()
   for target in build/fuzz/tests/fuzz/fuzz_*; do
-    [[ -f $target && -x $target ]] || continue
-    found=1
-    local corpus=build/fuzz/corpus/${target##*/}
-    mkdir -p "$corpus"
-    "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-      -artifact_prefix="$corpus-" "$corpus"
+    [[ -f $target && -x $target && ${target##*/} != fuzz_replay ]] && targets+=("$target")
   done
-  ((found)) || die "the fuzz preset built no fuzz target"
+  ((${#targets[@]} > 0)) || die "the fuzz preset built no fuzz target"
+  say "fuzzing ${#targets[@]} targets for $seconds s each, $(cpus) at a time"
+  mkdir -p build/fuzz/log
+  build/fuzz/tests/fuzz/fuzz_replay --write-seeds build/fuzz/corpus
+  export -f run_fuzzer
+  printf '%s\0' "${targets[@]}" |
+    xargs -0 -P "$(cpus)" -I {} bash -c "run_fuzzer {} $seconds"
 }
 
 x_test() {
@@ -68,7 +82,7 @@ x_test() {
     run_ctest "$preset" "${pass[@]}"
   done
   if ((fuzz_seconds > 0)); then
-    x_build fuzz
+    x_build fuzz fuzz_targets
     run_fuzzers "$fuzz_seconds"
   fi
 }
