@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "base/clock.hpp"
+#include "base/worker_thread.hpp"
 #include "transport/copy_bytes.hpp"
-#include "transport/worker_thread.hpp"
 
 namespace crossdock::transport {
 namespace {
@@ -82,7 +82,7 @@ CopyRail::~CopyRail() {
 Result<> CopyRail::start() {
   const std::lock_guard lock(start_mutex_);
   if (started_.load(std::memory_order_relaxed)) return {};
-  CROSSDOCK_TRY(thread, start_worker(options_.name, [this] { serve(); }));
+  CROSSDOCK_TRY(thread, base::start_worker(options_.name, [this] { serve(); }));
   thread_ = std::move(thread);
   started_.store(true, std::memory_order_release);  // pairs with the load in enqueue()
   return {};

@@ -1,13 +1,13 @@
 // See worker_thread.hpp.
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/worker_thread.hpp"
+#include "base/worker_thread.hpp"
 
 #include <csignal>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <system_error>
 
-namespace crossdock::transport {
+namespace crossdock::base {
 
 Result<std::thread> start_worker(const std::string& name, std::function<void()> body) {
   sigset_t all;
@@ -31,4 +31,4 @@ Result<std::thread> start_worker(const std::string& name, std::function<void()> 
   return thread;
 }
 
-}  // namespace crossdock::transport
+}  // namespace crossdock::base
