@@ -61,8 +61,8 @@ Error name_missing(Store& store, const Gathering& gathering, std::uint32_t first
     missing += fmt::format(" and {} more", num_missing - kMaxNamedRanks);
   return Error{.code = Code::kDeadline,
                .retry = Retry::kLater,
-               .message = fmt::format("gathering '{}': of {} ranks these did not come in time: {}",
-                                      gathering.name, gathering.world, missing)};
+               .message = fmt::format("gathering '{}': of {} {} these did not come in time: {}",
+                                      gathering.name, gathering.world, gathering.noun, missing)};
 }
 
 Result<std::string> take_part(const Gathering& gathering, std::uint32_t rank, const Entry& entry) {

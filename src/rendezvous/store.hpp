@@ -81,6 +81,7 @@ struct Gathering {
   std::string name;
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
+  const char* noun = "ranks";  // what members are called in messages
 };
 
 // Every rank's bytes, by rank. Errors: kDeadline names the ranks that did not come; kIncompatible

@@ -39,11 +39,20 @@ Result<> Group::clear(Deadline deadline) {
   return {};
 }
 
+// Nobody clears before all are here, since until then a peer may still write into a window; and
+// nobody goes on before all have cleared.
+Result<> Group::reset_together(Deadline deadline) {
+  CROSSDOCK_CHECK_OK(steps_->conclude({}, local_.front(), "begin a reset", {}, deadline));
+  const Result<> cleared = clear(deadline);
+  CROSSDOCK_CHECK_OK(steps_->conclude(cleared, local_.front(), "end a reset", {}, deadline));
+  return {};
+}
+
 Result<> Group::reset(Deadline deadline) {
   if (broken_) return check();
-  auto cleared = clear(deadline);
-  broken_ = !cleared.ok();
-  return cleared;
+  auto done = reset_together(deadline);
+  broken_ = !done.ok();
+  return done;
 }
 
 }  // namespace crossdock::symm

@@ -17,9 +17,13 @@
 #include "cuda/driver.hpp"
 #include "symm/heap.hpp"
 #include "symm/rank.hpp"
+#include "symm/steps.hpp"
 #include "twin/launch.hpp"
 
 namespace crossdock::symm {
+
+inline constexpr u64 kMaxWindowBytes = u64{1} << 40;
+inline constexpr u64 kMaxHeapBytes = u64{1} << 45;  // of all windows
 
 class Group {
  public:
@@ -40,6 +44,9 @@ class Group {
   // Ranks of this process, ascending.
   [[nodiscard]] std::span<const u32> local_ranks() const { return local_; }
   [[nodiscard]] bool all_local() const { return local_.size() == options_.world; }
+  // Processes of the group, and which one this is.
+  [[nodiscard]] u32 members() const { return steps_->members(); }
+  [[nodiscard]] u32 member() const { return steps_->member(); }
   // Precondition: `r` is one of local_ranks().
   [[nodiscard]] Rank& rank(u32 r) const;
 
@@ -60,11 +67,13 @@ class Group {
   Group(const GroupOptions& options, const device::SymmetricLayout& layout)
       : options_(options), layout_(layout) {}
   Result<> clear(Deadline deadline);
+  Result<> reset_together(Deadline deadline);
 
   GroupOptions options_;
   device::SymmetricLayout layout_;
   const cuda::Driver* driver_ = nullptr;
   bool broken_ = false;
+  std::unique_ptr<Steps> steps_;
   // Destroyed from the last to the first: ranks before the heap, the heap before the World.
   std::shared_ptr<twin::World> twin_;
   std::unique_ptr<Heap> heap_;

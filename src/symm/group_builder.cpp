@@ -4,22 +4,26 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <set>
+
+#include <crossdock/core/version.hpp>
+
+#include "symm/gpu.hpp"
 
 namespace crossdock::symm {
 namespace {
 
-constexpr u32 kMaxWorld = 1024;
+constexpr u32 kMaxWorld = message::kMostRanks;
 constexpr u64 kPage = 4096;
 
 Result<> check_ranks(const GroupOptions& options) {
-  std::vector<u32> seen;
+  std::set<u32> seen;
   for (const LocalRank& local : options.ranks) {
     if (local.rank >= options.world)
       return invalid_argument(fmt::format("rank {} of a world of {}: ranks are 0 to {}", local.rank,
                                           options.world, options.world - 1));
-    if (std::find(seen.begin(), seen.end(), local.rank) != seen.end())
+    if (!seen.insert(local.rank).second)
       return invalid_argument(fmt::format("rank {} is given twice in this process", local.rank));
-    seen.push_back(local.rank);
   }
   if (!options.exchange && !seen.empty() && seen.size() != options.world)
     return invalid_argument(
@@ -28,6 +32,9 @@ Result<> check_ranks(const GroupOptions& options) {
                     seen.size(), options.world));
   if (options.exchange && seen.empty())
     return invalid_argument("with an exchange GroupOptions::ranks must name this process's ranks");
+  if (options.exchange && seen.size() > kMostSharedRanks)
+    return invalid_argument(fmt::format("{} ranks in one of several processes: at most {}",
+                                        seen.size(), kMostSharedRanks));
   return {};
 }
 
@@ -48,64 +55,203 @@ GroupBuilder::GroupBuilder(const GroupOptions& options, const device::SymmetricL
                            const cuda::Driver* driver)
     : deadline_(Deadline::in(options.timeout)), group_(new Group(options, layout)) {
   group_->driver_ = driver;
+  GroupOptions& own = group_->options_;
+  if (own.ranks.empty() && !own.exchange)
+    for (u32 r = 0; r < std::min(own.world, kMaxWorld); ++r)
+      own.ranks.push_back({.rank = r, .device = static_cast<int>(r)});
+  std::sort(own.ranks.begin(), own.ranks.end(),
+            [](const LocalRank& a, const LocalRank& b) { return a.rank < b.rank; });
+  if (!own.ranks.empty()) current_rank_ = own.ranks.front().rank;
 }
 
 Result<> GroupBuilder::check_options() const {
   const GroupOptions& options = group_->options_;
+  const device::SymmetricLayout& layout = group_->layout_;
   if (options.world == 0 || options.world > kMaxWorld)
     return invalid_argument(
         fmt::format("world = {} must be 1 to {} ranks", options.world, kMaxWorld));
-  if (group_->layout_.bytes == 0)
-    return invalid_argument("the layout of the window is empty: add an area");
-  if (group_->layout_.overflow)
+  if (layout.overflow)
     return invalid_argument(fmt::format("the layout of the window has more than {} areas",
                                         device::SymmetricLayout::kMaxAreas));
+  if (layout.bytes == 0) return invalid_argument("the layout of the window is empty: add an area");
+  if (layout.bytes > kMaxWindowBytes || layout.bytes * options.world > kMaxHeapBytes)
+    return invalid_argument(
+        fmt::format("a window of {} bytes for each of {} ranks: a window has at most {} bytes and "
+                    "all of them {}",
+                    layout.bytes, options.world, kMaxWindowBytes, kMaxHeapBytes));
   return check_ranks(options);
 }
 
 Result<> GroupBuilder::open_devices() {
-  GroupOptions& options = group_->options_;
-  if (options.ranks.empty())
-    for (u32 r = 0; r < options.world; ++r)
-      options.ranks.push_back({.rank = r, .device = static_cast<int>(r)});
-  std::sort(options.ranks.begin(), options.ranks.end(),
-            [](const LocalRank& a, const LocalRank& b) { return a.rank < b.rank; });
-  if (options.backend != Backend::kCpu || options.exchange)
-    return make_error(Code::kUnsupported, "only the CPU backend in one process for now");
-  CROSSDOCK_TRY(world, make_world(options, group_->layout_.bytes));
-  group_->twin_ = world;
-  group_->heap_ = make_twin_heap(world, group_->layout_.bytes);
-  for (const LocalRank& local : options.ranks) {
+  const GroupOptions& options = group_->options_;
+  for (const LocalRank& local : options.ranks)
     group_->local_.push_back(local.rank);
-    group_->ranks_.emplace_back(new Rank(make_cpu_device(local.rank, world)));
+  if (options.backend == Backend::kCpu) return {};
+  if (group_->driver_ == nullptr) {
+    CROSSDOCK_TRY(driver, cuda::Driver::load());
+    group_->driver_ = driver;
   }
+  for (const LocalRank& local : options.ranks) {
+    current_rank_ = local.rank;
+    CROSSDOCK_TRY(device, make_gpu_device(*group_->driver_, local.device));
+    group_->ranks_.emplace_back(new Rank(std::move(device)));
+  }
+  return {};
+}
+
+Result<> GroupBuilder::begin() {
+  CROSSDOCK_CHECK_OK(check_options());
+  CROSSDOCK_CHECK_OK(open_devices());
+  if (group_->steps_->members() == 1) return {};
+  CROSSDOCK_TRY(passing, WindowPassing::listen(group_->steps_->members()));
+  passing_ = std::make_unique<WindowPassing>(std::move(passing));
+  return {};
+}
+
+message::Proposal GroupBuilder::proposal(const Result<>& begun) const {
+  const GroupOptions& options = group_->options_;
+  const device::SymmetricLayout& layout = group_->layout_;
+  message::Proposal p{.library = std::string(kVersion),
+                      .first_rank = options.ranks.empty() ? 0 : options.ranks.front().rank,
+                      .world = options.world,
+                      .backend = static_cast<std::uint8_t>(options.backend),
+                      .window_bytes = layout.bytes,
+                      .host = host_identity()};
+  if (!begun.ok()) {
+    p.failure = to_failure(begun.error(), current_rank_);
+    return p;
+  }
+  for (u32 i = 0; i < layout.count; ++i)
+    p.areas.push_back({layout.areas[i].name, layout.areas[i].offset, layout.areas[i].bytes});
+  p.fabric = 1;
+  for (std::size_t i = 0; i < options.ranks.size(); ++i) {
+    message::ProposedRank rank{.rank = options.ranks[i].rank};
+    if (options.backend == Backend::kGpu) {
+      const cuda::Device& device = group_->ranks_[i]->device().context()->device();
+      rank.device = device.uuid;
+      p.fabric = p.fabric == 1 && device.fabric_handles ? 1 : 0;
+    }
+    p.ranks.push_back(std::move(rank));
+  }
+  if (passing_) p.socket = passing_->name();
+  return p;
+}
+
+Result<> GroupBuilder::make_heap() {
+  const GroupOptions& options = group_->options_;
+  const Agreement& agreement = group_->steps_->agreement();
+  const HeapOptions heap{.world = options.world,
+                         .window_bytes = group_->layout_.bytes,
+                         .at_stride = options.addressing == Addressing::kStride};
+  if (options.backend == Backend::kGpu) {
+    GpuHeapOptions gpu{.heap = heap, .sharing = agreement.sharing};
+    for (std::size_t i = 0; i < group_->ranks_.size(); ++i)
+      gpu.local.emplace_back(group_->local_[i], *group_->ranks_[i]->device().context());
+    CROSSDOCK_CHECK_OK(check_peers(gpu.local, agreement));
+    group_->heap_ = make_gpu_heap(std::move(gpu));
+    return {};
+  }
+  if (agreement.sharing == Sharing::kNone) {
+    CROSSDOCK_TRY(world, make_world(options, heap.window_bytes));
+    group_->twin_ = std::move(world);
+    group_->heap_ = make_twin_heap(group_->twin_, heap.window_bytes);
+  } else {
+    group_->heap_ = make_shared_heap(heap);
+  }
+  for (const u32 rank : group_->local_)
+    group_->ranks_.emplace_back(new Rank(make_cpu_device(rank, group_->twin_)));
   return {};
 }
 
 Result<> GroupBuilder::allocate() {
+  CROSSDOCK_CHECK_OK(make_heap());
   for (std::size_t i = 0; i < group_->local_.size(); ++i) {
-    const u32 rank = group_->local_[i];
-    CROSSDOCK_CHECK_OK(group_->heap_->allocate(rank));
+    current_rank_ = group_->local_[i];
+    CROSSDOCK_CHECK_OK(group_->heap_->allocate(current_rank_));
     CROSSDOCK_CHECK_OK(
-        group_->ranks_[i]->prepare(rank, group_->options_.world, group_->layout_.bytes));
+        group_->ranks_[i]->prepare(current_rank_, group_->options_.world, group_->layout_.bytes));
   }
   return {};
 }
 
-Result<> GroupBuilder::map() {
-  const bool table = group_->options_.addressing == Addressing::kTable;
+Result<> GroupBuilder::share(Steps::Yield& yield) {
+  yield.allocated_bytes = group_->heap_->allocated_bytes();
+  if (group_->steps_->agreement().sharing == Sharing::kNone) return {};
+  for (const u32 rank : group_->local_) {
+    current_rank_ = rank;
+    CROSSDOCK_TRY(handle, group_->heap_->share(rank));
+    if (!handle.fabric.empty()) yield.windows.push_back({rank, std::move(handle.fabric)});
+    if (handle.fd) descriptors_[rank] = std::move(handle.fd);
+  }
+  return {};
+}
+
+// First of all, so that nothing which fails here can keep others waiting for this process's
+// windows; and the listener goes at once: what has not come through it by then never will, which
+// peers see.
+Result<Descriptors> GroupBuilder::swap_descriptors() {
+  const Agreement& agreement = group_->steps_->agreement();
+  if (agreement.sharing != Sharing::kDescriptor) return Descriptors{};
+  auto theirs = passing_->swap(agreement, group_->steps_->member(), descriptors_, deadline_);
+  passing_.reset();
+  descriptors_.clear();
+  return theirs;
+}
+
+Result<> GroupBuilder::map_windows(const std::vector<message::Outcome>& outcomes) {
+  CROSSDOCK_TRY(theirs, swap_descriptors());
+  const Agreement& agreement = group_->steps_->agreement();
+  const u32 member = group_->steps_->member();
+  u64 stride = 0;
+  for (const message::Outcome& outcome : outcomes)
+    stride = std::max<u64>(stride, outcome.allocated_bytes);
+  if (stride > 2 * kMaxWindowBytes)
+    return make_error(Code::kCorrupt,
+                      fmt::format("a process says a window takes {} bytes", stride));
+  CROSSDOCK_CHECK_OK(group_->heap_->reserve(stride));
   for (const u32 rank : group_->local_)
     CROSSDOCK_CHECK_OK(group_->heap_->map(rank, nullptr));
-  for (const auto& rank : group_->ranks_)
+  for (u32 m = 0; m < outcomes.size(); ++m) {
+    if (m == member) continue;
+    for (const message::ProposedRank& peer : agreement.members[m].ranks) {
+      WindowHandle handle{.bytes = outcomes[m].allocated_bytes};
+      if (const auto fd = theirs.find(peer.rank); fd != theirs.end())
+        handle.fd = std::move(fd->second);
+      for (const message::SharedWindow& window : outcomes[m].windows)
+        if (window.rank == peer.rank) handle.fabric = window.fabric;
+      CROSSDOCK_CHECK_OK(group_->heap_->map(peer.rank, &handle));
+    }
+  }
+  return {};
+}
+
+Result<> GroupBuilder::map(const std::vector<message::Outcome>& outcomes) {
+  const bool table = group_->options_.addressing == Addressing::kTable;
+  current_rank_ = group_->local_.front();
+  CROSSDOCK_CHECK_OK(map_windows(outcomes));
+  for (const auto& rank : group_->ranks_) {
+    current_rank_ = rank->rank();
     CROSSDOCK_CHECK_OK(rank->look_at(*group_->heap_, table, deadline_));
+  }
   return group_->clear(deadline_);
 }
 
 Result<std::unique_ptr<Group>> GroupBuilder::build() {
-  CROSSDOCK_CHECK_OK(check_options());
-  CROSSDOCK_CHECK_OK(open_devices());
-  CROSSDOCK_CHECK_OK(allocate());
-  CROSSDOCK_CHECK_OK(map());
+  group_->steps_ = std::make_unique<Steps>(group_->options_.exchange);
+  Steps& steps = *group_->steps_;
+  const Result<> begun = begin();
+  if (!begun.ok() && steps.members() == 1) return begun.error();
+  const Result<> agreed = steps.propose(proposal(begun), deadline_);
+  if (!begun.ok()) return begun.error();
+  CROSSDOCK_CHECK_OK(agreed);
+
+  Steps::Yield yield;
+  Result<> allocated = allocate();
+  if (allocated.ok()) allocated = share(yield);
+  CROSSDOCK_TRY(outcomes, steps.conclude(allocated, current_rank_, "allocate their windows", yield,
+                                         deadline_));
+  const Result<> mapped = map(outcomes);
+  CROSSDOCK_CHECK_OK(steps.conclude(mapped, current_rank_, "map all windows", {}, deadline_));
   return std::move(group_);
 }
 

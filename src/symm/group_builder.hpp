@@ -1,12 +1,16 @@
-// GroupBuilder: makes one Group, step by step, and tells the other processes the outcome of each
-// step, so that all of them get a group or none. Used once. SPDX-License-Identifier: Apache-2.0
+// GroupBuilder: makes one Group, step by step, and concludes each step with the other processes
+// (steps.hpp), so that all of them get a group or none. Used once.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include <crossdock/core/deadline.hpp>
 
 #include "symm/group.hpp"
+#include "symm/steps.hpp"
+#include "symm/window_passing.hpp"
 
 namespace crossdock::symm {
 
@@ -17,13 +21,24 @@ class GroupBuilder {
   Result<std::unique_ptr<Group>> build();
 
  private:
+  // What can be done without the others: check, open the GPUs, listen for windows.
+  Result<> begin();
   Result<> check_options() const;
   Result<> open_devices();
+  [[nodiscard]] message::Proposal proposal(const Result<>& begun) const;
+  // After the agreement.
   Result<> allocate();
-  Result<> map();
+  Result<> make_heap();
+  Result<> share(Steps::Yield& yield);
+  Result<> map(const std::vector<message::Outcome>& outcomes);
+  Result<Descriptors> swap_descriptors();
+  Result<> map_windows(const std::vector<message::Outcome>& outcomes);
 
   Deadline deadline_;
   std::unique_ptr<Group> group_;
+  std::unique_ptr<WindowPassing> passing_;
+  Descriptors descriptors_;
+  u32 current_rank_ = 0;  // what is being worked on, for errors
 };
 
 }  // namespace crossdock::symm

@@ -5,8 +5,9 @@
 //     | window 0 | pad | window 1 | pad | window 2 | pad | ...      <- stride ->
 //       a peer's         this rank's      a peer's
 //
-// It is built in steps, so that ranks can tell each other the outcome of each: allocate() for every
-// local rank, share() for every local rank when there are other processes, map() for every rank.
+// It is built in steps, so that processes can tell each other the outcome of each: allocate() for
+// every local rank, share() for every local rank when there are other processes, reserve(), map()
+// for every rank.
 // Local and bounded: no step waits for a peer, and destruction frees only what is this process's
 // own. Peers that still write into a window keep its memory alive by themselves. Single-owner.
 // SPDX-License-Identifier: Apache-2.0
@@ -27,6 +28,7 @@ namespace crossdock::symm {
 struct WindowHandle {
   base::UniqueFd fd = {};
   std::string fabric = {};
+  u64 bytes = 0;  // of the allocation behind it
 };
 
 class Heap {
@@ -34,17 +36,29 @@ class Heap {
   virtual ~Heap() = default;
   // Memory for the window of a local rank.
   virtual Result<> allocate(u32 rank) = 0;
+  // What the memory of one window takes; the same for all ranks of this process.
+  [[nodiscard]] virtual u64 allocated_bytes() const = 0;
   virtual Result<WindowHandle> share(u32 rank) = 0;
+  // Addresses for all windows; `stride`: the most that any rank has allocated.
+  virtual Result<> reserve(u64 stride) = 0;
   // `handle` null: a local rank.
   virtual Result<> map(u32 rank, const WindowHandle* handle) = 0;
-  // Where the window of `rank` is mapped.
+  // Where the window of `rank` is mapped; null before.
   [[nodiscard]] virtual u8* window(u32 rank) const = 0;
   [[nodiscard]] virtual i64 stride() const = 0;
   // Zeroes the window of a local rank.
   virtual Result<> clear(u32 rank, RankDevice& device, Deadline deadline) = 0;
 };
 
+struct HeapOptions {
+  u32 world = 1;
+  u64 window_bytes = 0;
+  bool at_stride = true;
+};
+
 // The windows are the first allocation of the heaps of `world`.
 std::unique_ptr<Heap> make_twin_heap(std::shared_ptr<twin::World> world, u64 window_bytes);
+// Host memory that other processes map (memfd).
+std::unique_ptr<Heap> make_shared_heap(const HeapOptions& options);
 
 }  // namespace crossdock::symm

@@ -24,7 +24,8 @@ class StoreExchange final : public Exchange {
   Result<std::vector<std::string>> all_gather(std::string_view bytes, Deadline deadline) override {
     const rendezvous::Gathering gathering{.name = fmt::format("{}/{}", name_, calls_),
                                           .rank = membership_.member,
-                                          .world = membership_.members};
+                                          .world = membership_.members,
+                                          .noun = "processes"};
     CROSSDOCK_TRY(all, rendezvous::all_gather(*store_, gathering, bytes, deadline));
     if (calls_ > 0)
       (void)store_->remove(fmt::format("{}/{}/{}", name_, calls_ - 1, membership_.member),

@@ -18,9 +18,11 @@ class TwinHeap final : public Heap {
     CROSSDOCK_CHECK(window == world_->heap(static_cast<int>(rank)), "a window begins its heap");
     return {};
   }
+  u64 allocated_bytes() const override { return window_bytes_; }
   Result<WindowHandle> share(u32) override {
     return make_error(Code::kUnsupported, "windows of the twin stay in their process");
   }
+  Result<> reserve(u64) override { return {}; }
   Result<> map(u32, const WindowHandle*) override { return {}; }
   u8* window(u32 rank) const override { return world_->heap(static_cast<int>(rank)); }
   i64 stride() const override { return static_cast<i64>(world_->heap_bytes()); }

@@ -70,6 +70,7 @@ class Control final : public FakeCuda {
       device.total_bytes = std::size_t{1} << 30;
     s.attributes.clear();
     s.no_peer.clear();
+    s.no_atomics.clear();
     s.hidden.clear();
     s.failures.clear();
     s.kernels.clear();
@@ -96,6 +97,15 @@ class Control final : public FakeCuda {
         s.no_peer.erase({from, to});
       } else {
         s.no_peer.insert({from, to});
+      }
+    });
+  }
+  void set_peer_atomics(int from, int to, bool can) override {
+    change([&](State& s) {
+      if (can) {
+        s.no_atomics.erase({from, to});
+      } else {
+        s.no_atomics.insert({from, to});
       }
     });
   }

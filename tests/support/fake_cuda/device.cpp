@@ -187,7 +187,9 @@ Status cuDeviceCanAccessPeer(int* can, DeviceOrdinal device, DeviceOrdinal peer)
 Status cuDeviceGetP2PAttribute(int* value, P2pAttribute attribute, DeviceOrdinal source,
                                DeviceOrdinal target) {
   if (!valid(source) || !valid(target) || source == target) return Status::kInvalidDevice;
-  const bool can = state().no_peer.count({source, target}) == 0;
+  bool can = state().no_peer.count({source, target}) == 0;
+  if (attribute == P2pAttribute::kNativeAtomicSupported)
+    can = can && state().no_atomics.count({source, target}) == 0;
   *value = attribute == P2pAttribute::kPerformanceRank ? 0 : can;
   return Status::kSuccess;
 }

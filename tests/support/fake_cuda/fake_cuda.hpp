@@ -60,6 +60,8 @@ class FakeCuda {
   virtual void set_device_bytes(int device, std::size_t bytes) = 0;
   virtual void set_attribute(cuda::DeviceAttribute attribute, int value) = 0;
   virtual void set_peer_access(int from, int to, bool can) = 0;
+  // Peer access stays; atomics over it do not work.
+  virtual void set_peer_atomics(int from, int to, bool can) = 0;
   virtual void hide(const std::string& function) = 0;  // as if the driver had no such function
   virtual void fail(const FakeFailure& failure) = 0;
   // While held, streams and events report work as unfinished.

@@ -52,6 +52,7 @@ struct State {
   int device_count = 4;
   std::map<int, int> attributes;
   std::set<std::pair<int, int>> no_peer;
+  std::set<std::pair<int, int>> no_atomics;
   std::set<std::string> hidden;
   std::vector<FakeFailure> failures;
   std::map<std::string, FakeKernel> kernels;

@@ -1,0 +1,72 @@
+// A GPU as a RankDevice. Copies and fills go through a stream of the rank's own and are waited for.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <utility>
+
+#include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
+#include "symm/gpu.hpp"
+
+namespace crossdock::symm {
+namespace {
+
+// Waits for the zeroing of a fresh block: nothing is in front of it.
+constexpr std::chrono::seconds kZeroing{30};
+
+class GpuDevice final : public RankDevice {
+ public:
+  GpuDevice(cuda::Context context, cuda::Stream stream)
+      : context_(std::move(context)), stream_(std::move(stream)) {}
+
+  std::string describe() const override {
+    const cuda::Device& d = context_.device();
+    return fmt::format("GPU {} ({}, {})", d.ordinal, d.name, d.uuid);
+  }
+  Result<LocalMemory> allocate(u64 bytes) override {
+    CROSSDOCK_TRY(memory, cuda::DeviceMemory::allocate(context_, bytes));
+    CROSSDOCK_CHECK_OK(zero(memory.as<void>(), bytes, Deadline::in(kZeroing)));
+    void* const address = memory.as<void>();
+    return LocalMemory(address, bytes,
+                       std::make_shared<const cuda::DeviceMemory>(std::move(memory)));
+  }
+  Result<HostMemory> allocate_host(u64 bytes) override {
+    CROSSDOCK_TRY(memory, cuda::PinnedMemory::allocate(context_, bytes));
+    void* const host = memory.host();
+    void* const device = reinterpret_cast<void*>(memory.device());
+    return HostMemory(host, device, bytes,
+                      std::make_shared<const cuda::PinnedMemory>(std::move(memory)));
+  }
+  Result<> zero(void* target, u64 bytes, Deadline deadline) override {
+    CROSSDOCK_CHECK_OK(cuda::fill_bytes_async(cuda::device_ptr(target), 0, bytes, stream_));
+    return stream_.synchronize(deadline);
+  }
+  Result<> write(void* target, const void* source, u64 bytes, Deadline deadline) override {
+    return copy(target, source, bytes, deadline);
+  }
+  Result<> read(void* target, const void* source, u64 bytes, Deadline deadline) override {
+    return copy(target, source, bytes, deadline);
+  }
+  const cuda::Context* context() const override { return &context_; }
+  const cuda::Stream* stream() const override { return &stream_; }
+
+ private:
+  Result<> copy(void* target, const void* source, u64 bytes, Deadline deadline) {
+    CROSSDOCK_CHECK_OK(
+        cuda::copy_async(cuda::device_ptr(target), cuda::device_ptr(source), bytes, stream_));
+    return stream_.synchronize(deadline);
+  }
+
+  cuda::Context context_;
+  cuda::Stream stream_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RankDevice>> make_gpu_device(const cuda::Driver& driver, int ordinal) {
+  CROSSDOCK_TRY(context, cuda::Context::primary(driver, ordinal));
+  CROSSDOCK_TRY(stream, cuda::Stream::create(context));
+  return std::unique_ptr<RankDevice>(
+      std::make_unique<GpuDevice>(std::move(context), std::move(stream)));
+}
+
+}  // namespace crossdock::symm

@@ -1,0 +1,161 @@
+// One function describes each message for both directions. See message.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "symm/message.hpp"
+
+#include <type_traits>
+
+namespace crossdock::symm::message {
+namespace {
+
+using wire::Reader;
+using wire::Writer;
+
+constexpr std::uint32_t kMagic = 0x4d595358;  // "XSYM"
+enum class Kind : std::uint8_t { kProposal = 1, kOutcome = 2, kWindows = 3 };
+
+// The value as a Reader fills it or a Writer reads it.
+template <class Codec, class T>
+using Field = std::conditional_t<Codec::kReads, T&, const T&>;
+
+template <class Codec>
+void text(Codec& c, const char* field, Field<Codec, std::string> value) {
+  if constexpr (Codec::kReads) {
+    c.string(field, value, kLongestText);
+  } else {
+    c.string(field, std::string_view(value).substr(0, kLongestText), kLongestText);
+  }
+}
+
+template <class Codec>
+void failure(Codec& c, Field<Codec, std::optional<Failure>> value) {
+  std::uint8_t present = value.has_value() ? 1 : 0;
+  c.u8("failed", present);
+  if (present > 1) c.bad_value("failed", present, 1);
+  if (present != 1) return;
+  if constexpr (Codec::kReads) value.emplace();
+  c.u16("code", value->code);
+  c.u32("failed rank", value->rank);
+  text<Codec>(c, "reason", value->text);
+}
+
+template <class Codec>
+void envelope(Codec& c, Kind kind) {
+  std::uint32_t magic = kMagic;
+  auto tag = static_cast<std::uint8_t>(kind);
+  c.u32("magic", magic);
+  if (magic != kMagic) c.bad_value("magic", magic, kMagic);
+  c.u8("kind", tag);
+  if (tag != static_cast<std::uint8_t>(kind))
+    c.bad_value("kind", tag, static_cast<std::uint8_t>(kind));
+}
+
+template <class Codec>
+void fields(Codec& c, Field<Codec, Proposal> p) {
+  envelope(c, Kind::kProposal);
+  c.u16("protocol", p.protocol);
+  text<Codec>(c, "library version", p.library);
+  c.u32("first rank", p.first_rank);
+  if (p.protocol != kProtocol) return;
+  c.u32("world", p.world);
+  c.u8("backend", p.backend);
+  c.u64("window bytes", p.window_bytes);
+  c.list("areas", p.areas, kMostAreas, [&](Field<Codec, Area> area) {
+    text<Codec>(c, "area", area.name);
+    c.u64("offset", area.offset);
+    c.u64("bytes", area.bytes);
+  });
+  c.list("ranks", p.ranks, kMostRanks, [&](Field<Codec, ProposedRank> rank) {
+    c.u32("rank", rank.rank);
+    text<Codec>(c, "device", rank.device);
+  });
+  text<Codec>(c, "host", p.host);
+  text<Codec>(c, "socket", p.socket);
+  c.u8("fabric", p.fabric);
+  failure<Codec>(c, p.failure);
+}
+
+template <class Codec>
+void fields(Codec& c, Field<Codec, Outcome> o) {
+  envelope(c, Kind::kOutcome);
+  c.u64("agreement", o.agreement);
+  c.u32("step", o.step);
+  c.u64("allocated bytes", o.allocated_bytes);
+  c.list("windows", o.windows, kMostRanks, [&](Field<Codec, SharedWindow> window) {
+    c.u32("rank", window.rank);
+    c.string("fabric handle", window.fabric, kFabricBytes);
+  });
+  failure<Codec>(c, o.failure);
+}
+
+// Ranks of Windows are bare numbers; the codec's lists hold structs.
+struct WindowRank {
+  static constexpr std::size_t kMinEncodedBytes = 4;
+  std::uint32_t rank = 0;
+};
+
+template <class Message>
+Result<std::string> encode_as(const Message& message, const char* what) {
+  std::vector<std::byte> out;
+  Writer writer{wire::VectorSink(out)};
+  fields<Writer>(writer, message);
+  CROSSDOCK_CHECK_OK(writer.finish(what));
+  return std::string(wire::as_text(out));
+}
+
+}  // namespace
+
+Result<std::string> encode(const Proposal& proposal) {
+  return encode_as(proposal, "proposal of a symmetric group");
+}
+
+Result<std::string> encode(const Outcome& outcome) {
+  return encode_as(outcome, "outcome of a step of a symmetric group");
+}
+
+Result<std::string> encode(const Windows& windows) {
+  std::vector<std::byte> out;
+  Writer writer{wire::VectorSink(out)};
+  envelope(writer, Kind::kWindows);
+  writer.u64("agreement", windows.agreement);
+  writer.u32("member", windows.member);
+  std::vector<WindowRank> ranks;
+  for (const std::uint32_t rank : windows.ranks)
+    ranks.push_back({rank});
+  writer.list("ranks", ranks, kMostRanks, [&](const WindowRank& r) { writer.u32("rank", r.rank); });
+  CROSSDOCK_CHECK_OK(writer.finish("windows of a symmetric group"));
+  return std::string(wire::as_text(out));
+}
+
+Result<Proposal> decode_proposal(std::string_view bytes) {
+  Reader reader(wire::as_bytes(bytes));
+  Proposal proposal;
+  fields<Reader>(reader, proposal);
+  // What another protocol has after the fields that all have is its own business.
+  if (!reader.failed() && proposal.protocol != kProtocol) return proposal;
+  CROSSDOCK_CHECK_OK(reader.finish("proposal of a symmetric group"));
+  return proposal;
+}
+
+Result<Outcome> decode_outcome(std::string_view bytes) {
+  Reader reader(wire::as_bytes(bytes));
+  Outcome outcome;
+  fields<Reader>(reader, outcome);
+  CROSSDOCK_CHECK_OK(reader.finish("outcome of a step of a symmetric group"));
+  return outcome;
+}
+
+Result<Windows> decode_windows(std::string_view bytes) {
+  Reader reader(wire::as_bytes(bytes));
+  Windows windows;
+  envelope(reader, Kind::kWindows);
+  reader.u64("agreement", windows.agreement);
+  reader.u32("member", windows.member);
+  std::vector<WindowRank> ranks;
+  reader.list("ranks", ranks, kMostRanks, [&](WindowRank& r) { reader.u32("rank", r.rank); });
+  CROSSDOCK_CHECK_OK(reader.finish("windows of a symmetric group"));
+  for (const WindowRank& r : ranks)
+    windows.ranks.push_back(r.rank);
+  return windows;
+}
+
+}  // namespace crossdock::symm::message

@@ -1,0 +1,102 @@
+// Several processes of a symmetric group, played by threads of one test: each gets an Exchange and
+// a number. And what a process uses up, to see that nothing grows.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <crossdock/symm/exchange.hpp>
+
+namespace crossdock::testing {
+
+// An all-gather between threads. Who does not come makes the others end at their deadline.
+class Meeting {
+ public:
+  explicit Meeting(std::uint32_t members) : members_(members), calls_(members, 0) {}
+
+  Result<std::vector<std::string>> all_gather(std::uint32_t member, std::string_view bytes,
+                                              Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    auto& round = rounds_[calls_[member]++];
+    round.resize(members_);
+    round[member] = std::make_unique<std::string>(bytes);
+    changed_.notify_all();
+    const auto complete = [&] {
+      for (const auto& part : round)
+        if (!part) return false;
+      return true;
+    };
+    if (!changed_.wait_until(lock, deadline.when(), complete))
+      return make_error(Code::kDeadline, "somebody did not come to the meeting");
+    std::vector<std::string> parts;
+    for (const auto& part : round)
+      parts.push_back(*part);
+    return parts;
+  }
+  std::shared_ptr<symm::Exchange> exchange(std::uint32_t member) {
+    return symm::make_exchange({member, members_},
+                               [this, member](std::string_view bytes, Deadline deadline) {
+                                 return all_gather(member, bytes, deadline);
+                               })
+        .value();
+  }
+
+ private:
+  std::uint32_t members_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint64_t, std::vector<std::unique_ptr<std::string>>> rounds_;
+  std::vector<std::uint64_t> calls_;
+};
+
+// Calls `body(member, exchange)` on a thread for each member and waits for all.
+inline void run_members(
+    std::uint32_t members,
+    const std::function<void(std::uint32_t, std::shared_ptr<symm::Exchange>)>& body) {
+  Meeting meeting(members);
+  std::vector<std::thread> threads;
+  for (std::uint32_t m = 0; m < members; ++m)
+    threads.emplace_back([&, m] { body(m, meeting.exchange(m)); });
+  for (auto& thread : threads)
+    thread.join();
+}
+
+struct ProcessUse {
+  std::size_t descriptors = 0;
+  std::size_t threads = 0;
+  std::size_t mappings = 0;
+  std::size_t resident_kib = 0;
+};
+inline ProcessUse process_use() {
+  const auto entries = [](const char* folder) {
+    std::size_t count = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder))
+      ++count;
+    return count;
+  };
+  ProcessUse use;
+  use.descriptors = entries("/proc/self/fd");
+  use.threads = entries("/proc/self/task");
+  std::string line;
+  std::ifstream maps("/proc/self/maps");
+  while (std::getline(maps, line))
+    ++use.mappings;
+  std::ifstream status("/proc/self/status");
+  while (std::getline(status, line))
+    (void)std::sscanf(line.c_str(), "VmRSS: %zu kB", &use.resident_kib);
+  return use;
+}
+
+}  // namespace crossdock::testing
