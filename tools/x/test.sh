@@ -39,12 +39,12 @@ run_fuzzer() {
 run_fuzzers() {
   local seconds=$1 target targets=()
   for target in build/fuzz/tests/fuzz/fuzz_*; do
-    [[ -f $target && -x $target && ${target##*/} != fuzz_replay ]] && targets+=("$target")
+    [[ -f $target && -x $target && ${target##*/} != fuzz_seeds ]] && targets+=("$target")
   done
   ((${#targets[@]} > 0)) || die "the fuzz preset built no fuzz target"
   say "fuzzing ${#targets[@]} targets for $seconds s each, $(cpus) at a time"
   mkdir -p build/fuzz/log
-  build/fuzz/tests/fuzz/fuzz_replay --write-seeds build/fuzz/corpus
+  build/fuzz/tests/fuzz/fuzz_seeds --write-seeds build/fuzz/corpus
   export -f run_fuzzer
   printf '%s\0' "${targets[@]}" |
     xargs -0 -P "$(cpus)" -I {} bash -c "run_fuzzer {} $seconds"
