@@ -19,15 +19,22 @@
 
 namespace crossdock::device {
 
-// The epoch of this launch, from 1 on (mod 2^32). By one thread of every block, once, before
-// anything that can fail. The last block to read it advances the state for the next launch.
-CROSSDOCK_DEVICE u32 enter_epoch(EpochState* state CROSSDOCK_SITE) {
-  const u32 epoch = ptx::ld_relaxed_gpu(&state->finished CROSSDOCK_PASS_SITE) + 1;
+// The epoch of this launch, from 1 on (mod 2^32). By one thread of every block, once; the same
+// thread calls pass_epoch later in the launch, at a time when nobody waits for it.
+CROSSDOCK_DEVICE u32 read_epoch(const EpochState* state CROSSDOCK_SITE) {
+  return ptx::ld_relaxed_gpu(&state->finished CROSSDOCK_PASS_SITE) + 1;
+}
+// The last block that has read the epoch advances the state for the next launch.
+CROSSDOCK_DEVICE void pass_epoch(EpochState* state, u32 epoch CROSSDOCK_SITE) {
   const u32 before = ptx::atom_add_acq_rel_gpu(&state->readers, 1u CROSSDOCK_PASS_SITE);
-  if (before == grid_size() - 1) {
-    ptx::st_relaxed_gpu(&state->readers, 0u CROSSDOCK_PASS_SITE);
-    ptx::st_relaxed_gpu(&state->finished, epoch CROSSDOCK_PASS_SITE);
-  }
+  if (before != grid_size() - 1) return;
+  ptx::st_relaxed_gpu(&state->readers, 0u CROSSDOCK_PASS_SITE);
+  ptx::st_relaxed_gpu(&state->finished, epoch CROSSDOCK_PASS_SITE);
+}
+// Both at once, before anything that can fail.
+CROSSDOCK_DEVICE u32 enter_epoch(EpochState* state CROSSDOCK_SITE) {
+  const u32 epoch = read_epoch(state CROSSDOCK_PASS_SITE);
+  pass_epoch(state, epoch CROSSDOCK_PASS_SITE);
   return epoch;
 }
 

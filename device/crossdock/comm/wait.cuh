@@ -3,11 +3,11 @@
 //
 //   waiting thread                     control block (device)          host (pinned memory)
 //     poll ... deadline passes
-//     cas abort 0 -> 1  ------------->  abort = 1     first writer wins
+//     cas abort 0 -> n  ------------->  abort = n     first writer wins; n tells the peer
 //     write FaultRecord, release sys  ------------------------------->  state = written
 //     return false
 //   all other waits of this rank
-//     poll, see abort = 1, return false
+//     poll, see abort != 0, return false
 //
 // A wait for another part of the same rank (grid sync, stage) has kInnerDeadlines times the
 // deadline: what it waits for may itself be waiting for a peer, and that wait should end first and
@@ -43,7 +43,8 @@ CROSSDOCK_DEVICE bool aborted(const LaunchCommon& c CROSSDOCK_SITE) {
 // may have been found out only now.
 CROSSDOCK_DEVICE void raise_fault(const LaunchCommon& c, const Expected& expected, u64 seen,
                                   u64 waited_ns CROSSDOCK_SITE) {
-  if (ptx::cas_relaxed_gpu(&c.control->abort.value, 0u, 1u CROSSDOCK_PASS_SITE) != 0) return;
+  const u32 raised = abort_word(expected.peer);
+  if (ptx::cas_relaxed_gpu(&c.control->abort.value, 0u, raised CROSSDOCK_PASS_SITE) != 0) return;
   if (c.fault == nullptr) return;
   FaultRecord* f = c.fault;
   ptx::st_relaxed_sys(reinterpret_cast<u32*>(&f->kernel), static_cast<u32>(c.kernel));

@@ -20,7 +20,9 @@ enum class KernelId : u32 {
   kFlagPingPong = 5,
   kPushRows = 6,
   kPullRows = 7,
-  kFirstFree = 8,
+  kEpDispatch = 8,
+  kEpCombine = 9,
+  kFirstFree = 10,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -38,6 +40,10 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "push_rows";
     case KernelId::kPullRows:
       return "pull_rows";
+    case KernelId::kEpDispatch:
+      return "ep_dispatch";
+    case KernelId::kEpCombine:
+      return "ep_combine";
     default:
       return "unknown kernel";
   }
@@ -52,7 +58,10 @@ enum class Phase : u32 {
   kArrival = 4,      // expected and seen are totals of rows
   kCredit = 5,       // as kArrival, of freed slots
   kFlag = 6,
-  kStage = 7,  // an mbarrier: a copy or another role of this block
+  kStage = 7,        // an mbarrier: a copy or another role of this block
+  kRouting = 8,      // not a wait: expert id `seen` of token `expected` is out of range
+  kPeerRouting = 9,  // not a wait: rank `seen` has given up because of `peer`
+  kSlotFree = 10,    // as kArrival: peers that have read what a slot held before
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
   switch (phase) {
@@ -70,12 +79,26 @@ CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
       return "flag";
     case Phase::kStage:
       return "stage";
+    case Phase::kRouting:
+      return "expert id";
+    case Phase::kPeerRouting:
+      return "routing of a peer";
+    case Phase::kSlotFree:
+      return "slot in use";
     default:
       return "unknown phase";
   }
 }
 
 inline constexpr u32 kNoPeer = 0xffffffffu;
+
+// The raised abort flag tells whose fault it is, so that it can be passed on.
+CROSSDOCK_HOST_DEVICE constexpr u32 abort_word(u32 peer) {
+  return peer == kNoPeer ? 1 : peer + 2;
+}
+CROSSDOCK_HOST_DEVICE constexpr u32 abort_peer(u32 word) {
+  return word < 2 ? kNoPeer : word - 2;
+}
 
 // In pinned host memory, written once. `state` is stored last, with release at system scope; the
 // host reads it with acquire and then the rest.
@@ -104,7 +127,7 @@ inline constexpr u32 kGridSyncCounters = 4;
 // This rank's own control block, in its device memory (not symmetric), zero before the first launch
 // and after a reset; kernels that share it run one after the other.
 struct ControlBlock {
-  PaddedWord abort;                         // 1: a wait has failed, leave
+  PaddedWord abort;                         // not zero: a wait has failed, leave; abort_word()
   PaddedWord grid_sync[kGridSyncCounters];  // comm/grid_sync.cuh
   PaddedWord barrier_turn;                  // peer barriers passed; comm/peer_barrier.cuh
 };

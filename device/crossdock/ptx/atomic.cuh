@@ -85,6 +85,21 @@ CROSSDOCK_PTX_ATOMICS(sys, kSys)
 #undef CROSSDOCK_PTX_ATOM
 #undef CROSSDOCK_PTX_CAS
 
+// Shared memory, among the threads of the block; a barrier makes the sums readable.
+#if CROSSDOCK_ON_GPU
+CROSSDOCK_DEVICE void red_add_shared(u32* p, u32 v) {
+  asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(
+                   static_cast<u32>(__cvta_generic_to_shared(p))),
+               "r"(v)
+               : "memory");
+}
+#else
+CROSSDOCK_DEVICE void red_add_shared(u32* p, u32 v CROSSDOCK_SITE) {
+  (void)twin::hooks::atomic(p, twin::hooks::Rmw::kAdd, v, sizeof(u32),
+                            {twin::hooks::Order::kRelaxed, twin::hooks::Scope::kCta}, site);
+}
+#endif
+
 // Floating-point sums. Each 4-byte element is atomic by itself; the order of the additions, and so
 // the last bit of a float sum, depends on the run.
 #if CROSSDOCK_ON_GPU

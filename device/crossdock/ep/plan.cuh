@@ -1,0 +1,191 @@
+// The plan of ep_dispatch: which tokens of a block go where, and in which row. By all threads of
+// the block, before the roles begin.
+//
+//   block b of rank r, epoch e                         every rank
+//     ids -> destinations of each token (a bit mask)
+//     ballots -> route words {tokens of the group, row within the block}
+//     counts[e & 1][r][b] = {e, counts per rank} ----->  polled by the blocks that come after:
+//   base of destination d =                              all blocks of later ranks, later blocks
+//       counts of earlier ranks for d                    of this rank
+//     + counts of earlier blocks of this rank for d
+//   the last block of r: ends[e & 1][r] of d = {e, base + own count} ----> number of rows at d
+//
+// So the order of rows is (source rank, token) whatever the schedule, and no block waits for one
+// that comes later. A block that fails puts ep_given_up() in place of its counts, and the last
+// block in place of the ends, so that every rank learns of it, and of whose fault it is, at once.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/ep/dispatch_block.cuh>
+
+namespace crossdock::device {
+
+template <EpDispatchConfig kConfig>
+CROSSDOCK_DEVICE i64 ep_load_id(const EpDispatchInput& input, u64 index) {
+  if constexpr (kConfig.wide_ids) {
+    return static_cast<i64>(ptx::ld_weak(static_cast<const u64*>(input.ids) + index));
+  } else {
+    return ptx::ld_weak(static_cast<const i32*>(input.ids) + index);
+  }
+}
+
+template <class Block>
+struct EpPlan {
+  static constexpr EpDispatchConfig kConfig = Block::kVariant;
+  static constexpr u32 kIdsAtOnce = 8;  // loads in flight of a thread
+  const Block& b;
+
+  // By all threads. Afterwards route words are complete relative to the block and base() is what to
+  // add to them. False: a fault has been raised here, or another rank has given up; all threads
+  // agree. `ok`: what the caller brings along.
+  CROSSDOCK_DEVICE bool run(bool ok) const {
+    const ThreadGroup all = ThreadGroup::block();
+    const bool valid = route_groups() && ok;
+    bool failed = all.any(!valid);
+    if (warp_index() == 0) count_and_publish(failed);
+    if (!failed) failed = !gather_bases();
+    failed = all.any(failed);
+    if (warp_index() == 0 && b.block == b.p.tokens.blocks - 1) publish_ends(failed);
+    return !failed;
+  }
+  // The row of the block's first token at `destination`, after run(). Any thread.
+  CROSSDOCK_DEVICE u32 base(u32 destination) const {
+    const u32* partial = b.template at<u32>(b.shared.partial);
+    u32 sum = 0;
+    CROSSDOCK_UNROLL
+    for (u32 warp = 0; warp < kConfig.dispatch_warps; ++warp)
+      sum += partial[warp * kWarpSize + destination];
+    return sum;
+  }
+
+ private:
+  // ---- tokens ---------------------------------------------------------------------------------
+
+  // The ranks that token `token` of this rank goes to. False: an id is out of range.
+  CROSSDOCK_DEVICE bool destinations(u32 token, u32& ranks) const {
+    const u32 top_k = b.p.input.top_k;
+    bool valid = true;
+    ranks = 0;
+    for (u32 k = 0; k < top_k; k += kIdsAtOnce) {
+      i64 ids[kIdsAtOnce];
+      CROSSDOCK_UNROLL
+      for (u32 i = 0; i < kIdsAtOnce; ++i)
+        ids[i] = k + i < top_k ? ep_load_id<kConfig>(b.p.input, u64{token} * top_k + k + i) : -1;
+      CROSSDOCK_UNROLL
+      for (u32 i = 0; i < kIdsAtOnce; ++i) {
+        if (ids[i] == -1) continue;
+        if (ids[i] < 0 || ids[i] >= b.p.experts.experts) {
+          raise_fault(b.p.common, {Phase::kRouting, b.rank(), token}, static_cast<u64>(ids[i]), 0);
+          valid = false;
+        } else {
+          ranks |= 1u << b.p.experts.owner(static_cast<u32>(ids[i]));
+        }
+      }
+    }
+    return valid;
+  }
+  CROSSDOCK_DEVICE bool route_groups() const {
+    bool valid = true;
+    for (u32 group = warp_index(); group < b.groups(); group += kConfig.warps()) {
+      const u32 token = group * kWarpSize + lane_index();
+      u32 ranks = 0;
+      if (token < b.count) valid &= destinations(b.first + token, ranks);
+      u32 mine = 0;
+      for (u32 d = 0; d < b.world(); ++d) {
+        const u32 tokens = ptx::ballot(kFullMask, (ranks >> d & 1u) != 0);
+        if (lane_index() == d) mine = tokens;
+      }
+      if (lane_index() < b.world()) b.route(group, lane_index()) = {mine, 0};
+    }
+    return valid;
+  }
+
+  // ---- counts ---------------------------------------------------------------------------------
+
+  // By warp 0: rows within the block, and the block's counts to everybody.
+  CROSSDOCK_DEVICE void count_and_publish(bool failed) const {
+    const u32 lane = lane_index();
+    const u32 quads = ep_quads(b.world());
+    u32 total = 0;
+    if (lane < b.world()) {
+      for (u32 group = 0; group < b.groups(); ++group) {
+        EpRoute& route = b.route(group, lane);
+        route.row = total;
+        total += popcount(route.tokens);
+      }
+    }
+    u64* words = b.template at<u64>(b.shared.words);
+    for (u32 quad = 0; quad < quads; ++quad) {
+      u64 word = 0;
+      CROSSDOCK_UNROLL
+      for (u32 i = 0; i < 4; ++i)
+        word |= u64{ptx::shuffle(kFullMask, total, quad * 4 + i)} << (kEpCountBits * i);
+      if (lane == 0) words[quad] = failed ? b.given_up() : word;
+    }
+    ptx::sync_warp(kFullMask);
+    const u64* here = b.count_words(b.rank(), b.block);
+    for (u32 i = lane; i < b.world() * quads; i += kWarpSize) {
+      const u32 peer = (b.rank() + i / quads) % b.world();
+      u64* there = b.p.view.map(const_cast<u64*>(here), peer) + i % quads;
+      put_tagged_word(there, b.epoch, words[i % quads]);
+    }
+  }
+
+  struct Sum4 {
+    u32 of[4] = {};
+  };
+  // One word of an earlier block; false when it cannot be had.
+  CROSSDOCK_DEVICE bool add_word(u32 source, u32 of_block, u32 quad, Sum4& sum) const {
+    u64 value = 0;
+    const u64* word = b.count_words(source, of_block) + quad;
+    if (!wait_tagged_word(b.p.common, word, b.epoch, source, value)) return false;
+    if (ep_is_given_up(value)) return b.pass_on(source, value);
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < 4; ++i)
+      sum.of[i] += static_cast<u32>(value >> (kEpCountBits * i)) & ((1u << kEpCountBits) - 1);
+    return true;
+  }
+  // By the dispatch warps, the words of all earlier blocks dealt to their threads; each warp leaves
+  // its sum for every destination in `partial`.
+  CROSSDOCK_DEVICE bool gather_bases() const {
+    constexpr u32 kThreads = kConfig.dispatch_warps * kWarpSize;
+    if (thread_index() >= kThreads) return true;
+    const u32 quads = ep_quads(b.world());
+    const u32 quad = thread_index() % quads;
+    const u32 words = (b.rank() * b.p.most_blocks + b.block) * quads;
+    Sum4 sum;
+    bool got = true;
+    for (u32 i = thread_index(); i < words && got; i += kThreads) {
+      const u32 source = i / quads / b.p.most_blocks;
+      const u32 of_block = i / quads % b.p.most_blocks;
+      if (of_block < b.p.source_blocks[source]) got = add_word(source, of_block, quad, sum);
+    }
+    u32 mine = 0;
+    for (u32 q = 0; q < quads; ++q)
+      CROSSDOCK_UNROLL
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 total = ptx::reduce_add(kFullMask, quad == q ? sum.of[i] : 0);
+      if (lane_index() == q * 4 + i) mine = total;
+    }
+    b.template at<u32>(b.shared.partial)[thread_index()] = mine;
+    return got;
+  }
+  // By warp 0 of the last block: where this rank's rows end at each destination.
+  CROSSDOCK_DEVICE void publish_ends(bool failed) const {
+    const u32 destination = lane_index();
+    if (destination >= b.world()) return;
+    u64 end = 0;
+    if (failed) {
+      end = b.given_up();
+    } else {
+      end = base(destination);
+      if (b.groups() != 0) {
+        const EpRoute last = b.route(b.groups() - 1, destination);
+        end += last.row + popcount(last.tokens);
+      }
+    }
+    put_tagged_word(b.p.view.map(b.end_word(b.rank()), destination), b.epoch, end);
+  }
+};
+
+}  // namespace crossdock::device

@@ -1,0 +1,142 @@
+// Parameters, configuration and shared memory of ep_dispatch. Plain data and constexpr functions,
+// shared by host, kernel and twin.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/layout/ep.cuh>
+
+namespace crossdock::device {
+
+struct EpDispatchConfig {
+  u32 dispatch_warps;  // each moves rows through `stages` places in shared memory
+  u32 stages;
+  u32 notify_warps;
+  bool cast;      // bf16 in, e4m3 and one fp32 scale per 128 values out
+  bool wide_ids;  // expert ids are 64 bits
+  CROSSDOCK_HOST_DEVICE constexpr u32 warps() const { return dispatch_warps + notify_warps; }
+  CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return warps() * kWarpSize; }
+};
+
+inline constexpr u32 kEpScaleGroup = 128;  // values of a row that share a scale
+
+// The rows of one dispatch at a destination: offsets in its output block. All rows are there once,
+// `capacity` of them.
+struct EpOutputLayout {
+  u64 rows;           // [capacity] rows of row_bytes
+  u64 scales;         // row-major: [capacity] of scale_bytes; column-major: [words][scale_columns]
+  u64 ids;            // i32 [capacity][top_k]: local expert, or -1
+  u64 weights;        // f32 [capacity][top_k]
+  u64 sources;        // u32 [capacity]: the token's number at its source
+  u64 bytes;          // of the block
+  u32 row_bytes;      // delivered, a multiple of 16
+  u32 scale_bytes;    // of a row, a multiple of 4; 0: no scales
+  u32 scale_columns;  // 0: row-major; else the row stride of the column-major plane, in words
+  u32 capacity;
+};
+struct EpOutputShape {
+  u32 capacity;
+  u32 row_bytes;
+  u32 scale_bytes;
+  bool scales_by_column;
+  u32 top_k;
+};
+CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s) {
+  SymmetricLayout block;
+  EpOutputLayout out{};
+  out.row_bytes = s.row_bytes;
+  out.scale_bytes = s.scale_bytes;
+  out.capacity = s.capacity;
+  out.scale_columns = s.scales_by_column ? round_up(s.capacity, 4u) : 0;
+  out.rows = block.add("rows", u64{s.capacity} * s.row_bytes);
+  out.scales = block.add("scales", u64{round_up(s.capacity, 4u)} * s.scale_bytes);
+  out.ids = block.add("ids", u64{s.capacity} * s.top_k * 4);
+  out.weights = block.add("weights", u64{s.capacity} * s.top_k * 4);
+  out.sources = block.add("sources", u64{s.capacity} * 4);
+  out.bytes = block.bytes;
+  return out;
+}
+
+// This rank's tokens.
+struct EpDispatchInput {
+  const u8* rows;  // 16-byte aligned; bf16 with `cast`
+  const u8* scales;
+  const void* ids;       // [tokens][top_k], i32 or i64; -1: masked
+  const float* weights;  // [tokens][top_k]; null: none are sent
+  u64 row_stride;        // bytes, multiples of 16
+  u64 scale_stride;
+  u32 row_bytes;
+  u32 top_k;
+};
+
+// What a dispatch leaves behind in this rank's memory: the routing, and what has arrived.
+struct EpDispatchResult {
+  EpRoute* routes;     // EpTokens::most_routes; what combine follows
+  u32* source_ends;    // [world]: the end of each source's rows; the last is the number of rows
+  u32* expert_counts;  // [local experts]: selections, not padded
+  u64* host_rows;      // pinned, may be null: {ticket, rows} as an epoch word, before the rows come
+  u64* host_experts;   // pinned, may be null: [local experts] {ticket, selections}
+  u32 host_ticket;
+};
+
+// Kept for the caller over many launches; any may be null.
+struct EpStatistics {
+  u64* expert_selections;  // [local experts], added to
+  u64* source_wait_ns;     // [world], added to: waiting for the rows of each source
+};
+
+struct EpDispatchParams {
+  LaunchCommon common;
+  SymmetricView view;
+  EpAreas areas;
+  EpExperts experts;
+  EpTokens tokens;
+  EpDispatchInput input;
+  EpOutputLayout output;
+  u64 output_offset;  // of this rank's output block in its window
+  u32 slot;           // whose combine input goes with the output; kNoSlot: none
+  EpDispatchResult result;
+  EpStatistics statistics;
+  EpState* state;
+  u32* expert_previous;  // [2][most_experts]
+  u8 source_blocks[kEpMaxRanks];
+  u32 most_blocks;  // the largest of source_blocks
+};
+inline constexpr u32 kNoSlot = 0xffffffffu;
+
+// Shared memory of a block.
+struct EpDispatchShared {
+  u32 barriers;  // [dispatch_warps][stages] mbarriers
+  u32 stages;    // [dispatch_warps][stages] rows
+  u32 stage_bytes;
+  u32 stage_rows;  // [dispatch_warps][stages][32] words: the lane's row of what the stage holds
+  u32 routes;      // [groups][world] EpRoute, rows relative to the block
+  u32 partial;     // [dispatch_warps][32] words
+  u32 words;       // [quads] 64-bit words
+  u32 histogram;   // [experts] words
+  u32 members;     // [notify_warps][32] words
+  u32 epoch;       // one word
+  u32 bytes;
+};
+CROSSDOCK_HOST_DEVICE constexpr u32 ep_stage_bytes(EpDispatchConfig c, u32 input_row_bytes) {
+  const u32 scales = c.cast ? ceil_div(input_row_bytes / 2, kEpScaleGroup) * 4 : 0;
+  return round_up(input_row_bytes + round_up(scales, 16u), 128u);
+}
+CROSSDOCK_HOST_DEVICE constexpr EpDispatchShared ep_dispatch_shared(EpDispatchConfig c,
+                                                                    u32 input_row_bytes, u32 world,
+                                                                    u32 experts, u32 groups) {
+  EpDispatchShared s{};
+  const u32 stages = c.dispatch_warps * c.stages;
+  s.stage_bytes = ep_stage_bytes(c, input_row_bytes);
+  s.barriers = stages * s.stage_bytes;
+  s.routes = s.barriers + stages * 8;
+  s.words = s.routes + groups * world * 8;
+  s.stage_rows = s.words + 8 * 8;
+  s.partial = s.stage_rows + stages * kWarpSize * 4;
+  s.histogram = s.partial + c.dispatch_warps * kWarpSize * 4;
+  s.members = s.histogram + experts * 4;
+  s.epoch = s.members + c.notify_warps * kWarpSize * 4;
+  s.bytes = round_up(s.epoch + 4, 128u);
+  return s;
+}
+
+}  // namespace crossdock::device

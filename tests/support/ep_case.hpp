@@ -1,0 +1,269 @@
+// A case of expert parallelism and its reference: inputs of all ranks made from a seed, and plain
+// C++ that says where every token has to arrive and what combine has to give back. Used by the
+// twin's tests and, on memory copied back, by those on GPUs. Test code; one thread.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/ptx/convert.cuh>
+
+namespace crossdock::testing {
+
+using namespace crossdock::device;
+
+enum class EpRoutingKind { kRandom, kOneExpert, kAllMasked, kSkewed };
+
+struct EpCase {
+  u32 world = 4;
+  u32 experts = 16;
+  u32 top_k = 4;
+  u32 max_tokens = 32;
+  u32 row_bytes = 64;  // of the input
+  u32 scale_bytes = 0;
+  bool scales_by_column = false;
+  bool cast = false;
+  bool wide_ids = false;
+  bool weights = true;
+  EpRoutingKind routing = EpRoutingKind::kRandom;
+  std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
+  std::vector<u32> blocks = {};  // of each rank; empty: two
+
+  [[nodiscard]] u32 tokens_of(u32 rank) const {
+    if (!tokens.empty()) return tokens[rank % tokens.size()];
+    return rank % (max_tokens + 1) > max_tokens ? 0 : max_tokens - rank % (max_tokens + 1);
+  }
+  [[nodiscard]] u32 blocks_of(u32 rank) const {
+    return blocks.empty() ? 2 : blocks[rank % blocks.size()];
+  }
+  [[nodiscard]] u32 most_blocks() const {
+    u32 most = 0;
+    for (u32 rank = 0; rank < world; ++rank)
+      most = std::max(most, blocks_of(rank));
+    return most;
+  }
+  [[nodiscard]] EpExperts expert_map() const { return EpExperts::make(experts, world); }
+  [[nodiscard]] u32 values() const { return row_bytes / 2; }
+  [[nodiscard]] EpOutputLayout output() const {
+    const u32 cast_scales = round_up(ceil_div(values(), kEpScaleGroup) * 4, 16u);
+    return ep_output_layout({.capacity = world * max_tokens,
+                             .row_bytes = cast ? values() : row_bytes,
+                             .scale_bytes = cast ? cast_scales : scale_bytes,
+                             .scales_by_column = scales_by_column,
+                             .top_k = top_k});
+  }
+};
+
+// The tokens of one rank.
+struct EpTokensIn {
+  u32 tokens = 0;
+  std::vector<u8> rows;
+  std::vector<u8> scales;
+  std::vector<i64> ids;
+  std::vector<float> weights;
+};
+
+inline u16 bf16_of(float value) {
+  return static_cast<u16>(minifloat::encode_bf16(bit_cast<u32>(value)));
+}
+inline float from_bf16(u16 bits) {
+  return bit_cast<float>(u32{bits} << 16);
+}
+
+class EpInputs {
+ public:
+  EpInputs(const EpCase& c, u32 seed) : case_(c) {
+    std::mt19937 random(seed * 7919 + c.world);
+    for (u32 rank = 0; rank < c.world; ++rank)
+      ranks_.push_back(make(rank, random));
+  }
+  [[nodiscard]] const EpTokensIn& of(u32 rank) const { return ranks_[rank]; }
+  [[nodiscard]] EpTokensIn& of(u32 rank) { return ranks_[rank]; }
+
+  // Whether the token goes to `destination`.
+  [[nodiscard]] bool goes_to(u32 source, u32 token, u32 destination) const {
+    const auto map = case_.expert_map();
+    for (u32 k = 0; k < case_.top_k; ++k) {
+      const i64 id = ranks_[source].ids[u64{token} * case_.top_k + k];
+      if (id < 0) continue;
+      const auto local = id - map.first(destination);
+      if (local >= 0 && local < map.count(destination)) return true;
+    }
+    return false;
+  }
+
+ private:
+  [[nodiscard]] EpTokensIn make(u32 rank, std::mt19937& random) const {
+    EpTokensIn in;
+    in.tokens = case_.tokens_of(rank);
+    in.rows.resize(u64{in.tokens} * case_.row_bytes);
+    in.scales.resize(u64{in.tokens} * case_.scale_bytes);
+    if (case_.cast) {
+      fill_bf16(in.rows, random);
+    } else {
+      for (u8& byte : in.rows)
+        byte = static_cast<u8>(random());
+    }
+    for (u8& byte : in.scales)
+      byte = static_cast<u8>(random());
+    for (u32 t = 0; t < in.tokens; ++t)
+      for (u32 k = 0; k < case_.top_k; ++k) {
+        in.ids.push_back(pick(random));
+        in.weights.push_back(static_cast<float>(random() % 1000) / 1000.0f);
+      }
+    return in;
+  }
+  [[nodiscard]] i64 pick(std::mt19937& random) const {
+    switch (case_.routing) {
+      case EpRoutingKind::kOneExpert:
+        return case_.experts - 1;
+      case EpRoutingKind::kAllMasked:
+        return -1;
+      case EpRoutingKind::kSkewed:
+        return random() % 4 == 0 ? random() % case_.experts : random() % 2;
+      default:
+        return random() % 9 == 0 ? -1 : static_cast<i64>(random() % case_.experts);
+    }
+  }
+  static void fill_bf16(std::vector<u8>& rows, std::mt19937& random) {
+    for (u64 i = 0; i + 1 < rows.size(); i += 2) {
+      const float value = (static_cast<float>(random() % 20001) - 10000) / 700.0f;
+      u16 bits = bf16_of(value);
+      const u32 dice = random() % 4096;
+      if (dice == 0) bits = 0x7fc0;  // NaN
+      if (dice == 1) bits = 0x7f80;  // infinity
+      if (dice == 2) bits = 0;
+      std::memcpy(&rows[i], &bits, 2);
+    }
+  }
+  EpCase case_;
+  std::vector<EpTokensIn> ranks_;
+};
+
+// One group of 128 values as the cast has to deliver it.
+struct EpCastGroup {
+  u8 values[kEpScaleGroup];
+  float scale;
+};
+inline EpCastGroup reference_cast(const u16* bf16) {
+  float amax = 0;
+  bool number = false;
+  for (u32 i = 0; i < kEpScaleGroup; ++i) {
+    const float magnitude = std::abs(from_bf16(bf16[i]));
+    if (magnitude != magnitude) continue;
+    number = true;
+    amax = std::max(amax, magnitude);
+  }
+  if (!number || amax < 1e-4f) amax = 1e-4f;
+  EpCastGroup out{};
+  out.scale = amax / 448.0f;
+  const float inverse = 448.0f / amax;
+  for (u32 i = 0; i < kEpScaleGroup; ++i) {
+    const float scaled = from_bf16(bf16[i]) * inverse;
+    out.values[i] = static_cast<u8>(minifloat::encode(minifloat::kE4m3, bit_cast<u32>(scaled)));
+  }
+  return out;
+}
+
+// What one rank got, in host memory.
+struct EpDelivered {
+  const u8* block;
+  const u32* source_ends;
+  const u32* expert_counts;
+};
+
+class EpReference {
+ public:
+  EpReference(const EpCase& c, const EpInputs& inputs) : case_(c), inputs_(inputs) {}
+
+  // Everything of the dispatch at `rank`; the first difference ends the test.
+  void check(u32 rank, const EpDelivered& got) const {
+    const EpOutputLayout out = case_.output();
+    std::vector<u32> counts(case_.expert_map().count(rank), 0);
+    u32 row = 0;
+    for (u32 source = 0; source < case_.world; ++source) {
+      for (u32 token = 0; token < inputs_.of(source).tokens; ++token) {
+        count(rank, source, token, counts);
+        if (!inputs_.goes_to(source, token, rank)) continue;
+        SCOPED_TRACE("rank " + std::to_string(rank) + " row " + std::to_string(row) + " = token " +
+                     std::to_string(token) + " of rank " + std::to_string(source));
+        ASSERT_NO_FATAL_FAILURE(check_row(rank, row, source, token, got.block, out));
+        ++row;
+      }
+      ASSERT_EQ(got.source_ends[source], row) << "rank " << rank << " source " << source;
+    }
+    for (u32 e = 0; e < counts.size(); ++e)
+      ASSERT_EQ(got.expert_counts[e], counts[e]) << "rank " << rank << " local expert " << e;
+  }
+  // Rows that arrive at `rank`.
+  [[nodiscard]] u32 rows_at(u32 rank) const {
+    u32 rows = 0;
+    for (u32 source = 0; source < case_.world; ++source)
+      for (u32 token = 0; token < inputs_.of(source).tokens; ++token)
+        rows += inputs_.goes_to(source, token, rank);
+    return rows;
+  }
+
+ private:
+  void count(u32 rank, u32 source, u32 token, std::vector<u32>& counts) const {
+    const u32 first = case_.expert_map().first(rank);
+    for (u32 k = 0; k < case_.top_k; ++k) {
+      const i64 local = inputs_.of(source).ids[u64{token} * case_.top_k + k] - first;
+      if (local >= 0 && local < static_cast<i64>(counts.size())) ++counts[local];
+    }
+  }
+  void check_row(u32 rank, u32 row, u32 source, u32 token, const u8* block,
+                 const EpOutputLayout& out) const {
+    const EpTokensIn& in = inputs_.of(source);
+    ASSERT_EQ(reinterpret_cast<const u32*>(block + out.sources)[row], token);
+    const u8* got = block + out.rows + u64{row} * out.row_bytes;
+    const u8* sent = &in.rows[u64{token} * case_.row_bytes];
+    if (case_.cast) {
+      ASSERT_NO_FATAL_FAILURE(check_cast(row, reinterpret_cast<const u16*>(sent), block, out));
+    } else {
+      ASSERT_EQ(std::memcmp(got, sent, out.row_bytes), 0)
+          << "payload " << u32{got[0]} << "," << u32{got[out.row_bytes - 1]} << " for "
+          << u32{sent[0]} << "," << u32{sent[out.row_bytes - 1]};
+      for (u32 i = 0; i < case_.scale_bytes / 4; ++i)
+        ASSERT_EQ(scale_word(block, out, row, i),
+                  reinterpret_cast<const u32*>(&in.scales[u64{token} * case_.scale_bytes])[i])
+            << "scale " << i;
+    }
+    const i64 first = case_.expert_map().first(rank);
+    for (u32 k = 0; k < case_.top_k; ++k) {
+      const u64 at = u64{token} * case_.top_k + k;
+      const i64 local = in.ids[at] - first;
+      const bool here = in.ids[at] >= 0 && local >= 0 && local < case_.expert_map().count(rank);
+      const u64 there = u64{row} * case_.top_k + k;
+      ASSERT_EQ(reinterpret_cast<const i32*>(block + out.ids)[there], here ? local : -1) << k;
+      if (!case_.weights) continue;
+      ASSERT_EQ(reinterpret_cast<const float*>(block + out.weights)[there],
+                here ? in.weights[at] : 0.0f)
+          << k;
+    }
+  }
+  static u32 scale_word(const u8* block, const EpOutputLayout& out, u32 row, u32 i) {
+    const auto* words = reinterpret_cast<const u32*>(block + out.scales);
+    return out.scale_columns == 0 ? words[u64{row} * (out.scale_bytes / 4) + i]
+                                  : words[u64{i} * out.scale_columns + row];
+  }
+  static void check_cast(u32 row, const u16* sent, const u8* block, const EpOutputLayout& out) {
+    for (u32 group = 0; group < out.row_bytes / kEpScaleGroup; ++group) {
+      const EpCastGroup want = reference_cast(sent + group * kEpScaleGroup);
+      ASSERT_EQ(scale_word(block, out, row, group), bit_cast<u32>(want.scale)) << "group " << group;
+      const u8* got = block + out.rows + u64{row} * out.row_bytes + group * kEpScaleGroup;
+      for (u32 i = 0; i < kEpScaleGroup; ++i)
+        ASSERT_EQ(got[i], want.values[i]) << "group " << group << " value " << i;
+    }
+  }
+  const EpCase& case_;
+  const EpInputs& inputs_;
+};
+
+}  // namespace crossdock::testing
