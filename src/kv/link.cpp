@@ -55,6 +55,7 @@ Result<transfer::Peer> Link::peer() {
   peer_.reset();
   CROSSDOCK_TRY(opened, engine_.open(peer_name_, Deadline::in(timeout_)));
   peer_ = opened;
+  instance_ = opened.instance();
   return opened;
 }
 
@@ -65,6 +66,8 @@ Result<> Link::send(std::string_view mailbox, std::string payload,
 }
 
 Result<> Link::fence(std::chrono::milliseconds timeout) {
+  // By instance: the name dialled is not always the one the peer gives itself.
+  if (instance_ != 0) return engine_.fence_instance(instance_, Deadline::in(timeout));
   return engine_.fence(peer_name_, Deadline::in(timeout));
 }
 

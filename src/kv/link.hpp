@@ -51,6 +51,7 @@ class Link {
   const std::string peer_name_;
   const std::chrono::milliseconds timeout_;
   std::optional<transfer::Peer> peer_;  // link thread only
+  std::uint64_t instance_ = 0;          // link thread only: of the last peer opened, 0 for none
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;

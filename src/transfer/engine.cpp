@@ -192,9 +192,18 @@ Result<Mailbox> Engine::mailbox(std::string_view name) {
   return Mailbox(core_->mailboxes().get(std::string(name)));
 }
 
-Result<> Engine::fence(std::string_view peer_name, Deadline deadline) {
+Result<> Engine::fence(const Peer& peer, Deadline deadline) {
+  return fence_instance(peer.instance(), deadline);
+}
+
+Result<> Engine::fence_instance(std::uint64_t instance, Deadline deadline) {
   CROSSDOCK_CHECK_OK(core_->usable());
-  return core_->sessions().fence(std::string(peer_name), deadline);
+  return core_->sessions().fence_instance(instance, deadline);
+}
+
+Result<> Engine::fence(std::string_view engine_name, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
+  return core_->sessions().fence_name(std::string(engine_name), deadline);
 }
 
 std::vector<PendingTransfer> Engine::pending() const {

@@ -84,58 +84,86 @@ void SessionBoard::broadcast(const std::vector<std::vector<std::byte>>& frames) 
   });
 }
 
-std::shared_ptr<Revocation> SessionBoard::revoke(std::vector<std::uint32_t> region_ids,
-                                                 std::string only_peer) {
+SessionBoard::Sessions SessionBoard::those(const Which& which) const {
+  Sessions found;
+  for (const auto& session : sessions_)
+    if (which(*session)) found.push_back(session);
+  return found;
+}
+
+void SessionBoard::ask(const std::shared_ptr<Revocation>& revocation, const Sessions& sessions,
+                       std::vector<std::uint32_t> region_ids) {
+  const wire::Revoke message{.token = next_token_++, .region_ids = std::move(region_ids)};
+  const std::lock_guard lock(revocation->mutex_);
+  for (const auto& session : sessions) {
+    revocation->waiting_for_.emplace(session.get(), session->peer_name());
+    (void)session->link().send(message);
+  }
+  revocation->started_ = true;
+  if (!revocation->waiting_for_.empty()) revocations_.emplace(message.token, revocation);
+  revocation->changed_.notify_all();
+}
+
+std::shared_ptr<Revocation> SessionBoard::revoke(std::vector<std::uint32_t> region_ids) {
   auto revocation = std::make_shared<Revocation>();
-  const bool posted = engine_.loop().post(
-      [this, revocation, ids = std::move(region_ids), only_peer = std::move(only_peer)] {
-        const wire::Revoke message{.token = next_token_++, .region_ids = ids};
-        const std::lock_guard lock(revocation->mutex_);
-        for (const auto& session : sessions_) {
-          if (!only_peer.empty() && session->peer_name() != only_peer) continue;
-          revocation->waiting_for_.emplace(session.get(), session->peer_name());
-          (void)session->link().send(message);
-        }
-        revocation->started_ = true;
-        if (!revocation->waiting_for_.empty()) revocations_.emplace(message.token, revocation);
-        revocation->changed_.notify_all();
-      });
+  const bool posted = engine_.loop().post([this, revocation, ids = std::move(region_ids)] {
+    ask(revocation, those([](const InboundSession&) { return true; }), ids);
+  });
   if (!posted) revocation->started_ = true;  // the loop is down, and with it every session
   return revocation;
 }
 
-Result<> SessionBoard::fence(const std::string& peer_name, Deadline deadline) {
-  const auto revocation = revoke({}, peer_name);
-  const auto of_peer = [&] {
-    std::vector<std::shared_ptr<InboundSession>> found;
-    for (const auto& session : sessions_)
-      if (session->peer_name() == peer_name) found.push_back(session);
-    return found;
-  };
-  engine_.loop().run([&] {
-    for (const auto& session : of_peer()) {
+// The sessions are chosen once, at the call: one that begins later has begun nothing before, and
+// is not closed for what another did.
+Result<bool> SessionBoard::fence(const Which& which, Deadline deadline) {
+  const auto revocation = std::make_shared<Revocation>();
+  Sessions fenced;
+  const bool ran = engine_.loop().run([&] {
+    fenced = those(which);
+    ask(revocation, fenced, {});
+    for (const auto& session : fenced) {
       for (const auto& transport : engine_.transports())
         (void)transport->sever_inbound(session->peer_instance());
       // Its lanes were all it had: no need to wait for its word.
       if (!session->copies_itself()) settle(*revocation, *session);
     }
   });
+  if (!ran) return make_error(Code::kClosed, "the engine is closed");
+  if (fenced.empty()) return false;
   if (!revocation->wait(deadline))
-    return Error{
-        .code = Code::kDeadline,
-        .scope = Scope::kPeer,
-        .retry = Retry::kLater,
-        .message = fmt::format("peer '{}' copies by itself and has neither confirmed that it "
-                               "stopped nor died; treat the memory it writes as in use",
-                               peer_name)};
+    return Error{.code = Code::kDeadline,
+                 .scope = Scope::kPeer,
+                 .retry = Retry::kLater,
+                 .message = fmt::format("{} copies by itself and has neither confirmed that it "
+                                        "stopped nor died; treat the memory it writes as in use",
+                                        revocation->holders())};
   engine_.loop().run([&] {
     const auto why = make_error(Code::kClosed, "fenced off");
-    for (const auto& session : of_peer()) {
+    for (const auto& session : fenced) {
       (void)session->link().send(wire::Bye{.reason = why.message});
       session->link().close(why);
     }
   });
+  return true;
+}
+
+Result<> SessionBoard::fence_instance(std::uint64_t instance, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(
+      fence([&](const InboundSession& session) { return session.peer_instance() == instance; },
+            deadline));
   return {};
+}
+
+Result<> SessionBoard::fence_name(const std::string& name, Deadline deadline) {
+  CROSSDOCK_TRY(
+      found,
+      fence([&](const InboundSession& session) { return session.peer_name() == name; }, deadline));
+  if (found) return {};
+  return make_error(
+      Code::kNotFound,
+      fmt::format("no engine that calls itself '{}' has opened this one, which proves nothing of "
+                  "an engine that is dialled by that name; fence it by its Peer or its instance",
+                  name));
 }
 
 }  // namespace crossdock::transfer::detail

@@ -46,16 +46,25 @@ class SessionBoard {
 
   // Any thread. To every session.
   void broadcast(const std::vector<std::vector<std::byte>>& frames);
-  // Asks every session (or those of one peer) to let go of these regions; none named: of all.
-  std::shared_ptr<Revocation> revoke(std::vector<std::uint32_t> region_ids,
-                                     std::string only_peer = {});
-  // Ends what one peer may do to our memory, and its sessions. kDeadline names the proof that is
-  // missing. Ok when there is no such peer.
-  Result<> fence(const std::string& peer_name, Deadline deadline);
+  // Asks every session to let go of these regions; none named: of all.
+  std::shared_ptr<Revocation> revoke(std::vector<std::uint32_t> region_ids);
+  // Ends what an engine may do to our memory, and the sessions it has at the call. kDeadline names
+  // the proof that is missing. An instance without a session cannot touch anything: ok. A name
+  // without one proves nothing, as its owner may be known here by another: kNotFound.
+  Result<> fence_instance(std::uint64_t instance, Deadline deadline);
+  Result<> fence_name(const std::string& name, Deadline deadline);
   [[nodiscard]] std::size_t size() const { return count_.load(); }
 
  private:
+  using Sessions = std::vector<std::shared_ptr<InboundSession>>;
+  using Which = std::function<bool(const InboundSession&)>;
+  // Loop thread.
+  [[nodiscard]] Sessions those(const Which& which) const;
+  void ask(const std::shared_ptr<Revocation>& revocation, const Sessions& sessions,
+           std::vector<std::uint32_t> region_ids);
   void settle(Revocation& revocation, const InboundSession& session);
+  // False when no session is one of `which`.
+  Result<bool> fence(const Which& which, Deadline deadline);
 
   EngineCore& engine_;
   std::set<std::shared_ptr<InboundSession>> sessions_;                // loop thread

@@ -159,10 +159,16 @@ class CROSSDOCK_API Engine {
   // The mailbox of that name, made on first use. Messages that arrive before are kept for it.
   Result<Mailbox> mailbox(std::string_view name);
 
-  // Makes the named peer stop touching this engine's memory, and waits for the proof: its
-  // acknowledgement, its death, or the end of its connections. The peer must open this engine again
+  // Makes an engine stop touching this engine's memory, and waits for the proof: its
+  // acknowledgement, its death, or the end of its connections. It must open this engine again
   // before it can start new transfers. kDeadline: no proof yet; treat its pages as in use.
-  Result<> fence(std::string_view peer_name, Deadline deadline);
+  // Ok also when that instance has not opened this engine, for then it cannot reach its memory.
+  Result<> fence(const Peer& peer, Deadline deadline);
+  // By Message::peer_instance or Peer::instance(); also for an instance that is gone.
+  Result<> fence_instance(std::uint64_t instance, Deadline deadline);
+  // By Engine::name() of the other engine, which need not be the name it is opened by here.
+  // kNotFound when no engine of that name has opened this one: that proves nothing.
+  Result<> fence(std::string_view engine_name, Deadline deadline);
 
   [[nodiscard]] std::vector<PendingTransfer> pending() const;
   // Prometheus text exposition format.

@@ -423,21 +423,6 @@ TEST_P(EngineOver, ThePeerLearnsThatTheSourceIsGone) {
   EXPECT_EQ(lost.peer, name);
 }
 
-TEST_P(EngineOver, FenceEndsWhatAPeerMayDo) {
-  Pair pair(GetParam(), 4096);
-  ASSERT_TRUE(pair.run({pair.write(0, 8)}).ok());
-  ASSERT_TRUE(pair.target.fence(pair.source.name(), soon()).ok());
-  std::memset(pair.target_memory.data(), 0x5a, 4096);
-  EXPECT_FALSE(pair.run({pair.write(0, 4096)}).ok());
-  for (const auto byte : pair.target_memory)
-    ASSERT_EQ(byte, std::byte{0x5a});
-  while (pair.peer.alive())
-    std::this_thread::yield();
-  pair.peer = pair.open();
-  EXPECT_TRUE(pair.run({pair.write(0, 8)}).ok()) << "opened again, it may";
-  EXPECT_TRUE(pair.target.fence("nobody", soon()).ok());
-}
-
 TEST_P(EngineOver, HandlesMayDieInAnyOrder) {
   for (int order = 0; order < 4; ++order) {
     auto pair = std::make_unique<Pair>(GetParam(), 4096);
