@@ -137,6 +137,13 @@ void EngineCore::make_counters() {
       {.name = "crossdock_transfer_bytes_total", .help = "Bytes of delivered transfers."});
   counters_.retries = metrics_.counter({.name = "crossdock_shard_retries_total",
                                         .help = "Shards posted again after a rail failed."});
+  counters_.connects = metrics_.counter(
+      {.name = "crossdock_peer_connects_total", .help = "Engines that this one connected to."});
+  counters_.redials = metrics_.counter(
+      {.name = "crossdock_redials_total", .help = "Sets of rails dialled again after a fault."});
+  counters_.fallbacks =
+      metrics_.counter({.name = "crossdock_fallbacks_total",
+                        .help = "Shards that went on by another transport after theirs failed."});
   counters_.regions =
       metrics_.gauge({.name = "crossdock_regions", .help = "Registered memory regions."});
   counters_.latency = metrics_.histogram({.name = "crossdock_transfer_seconds",

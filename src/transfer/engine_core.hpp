@@ -25,6 +25,7 @@
 #include "base/trace.hpp"
 #include "mem/region_table.hpp"
 #include "mem/shared_memory.hpp"
+#include "transfer/claims.hpp"
 #include "transfer/control_server.hpp"
 #include "transfer/mailbox.hpp"
 #include "transfer/orphans.hpp"
@@ -77,6 +78,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   [[nodiscard]] Deadline quiesced_by(Deadline deadline) const;
   void account(const TransferCore& transfer, State state) noexcept;
 
+  void count_redial() noexcept { counters_.redials->add(); }
+  void count_fallback() noexcept { counters_.fallbacks->add(); }
+
   [[nodiscard]] base::EventLoop& loop() noexcept { return *loop_; }
   [[nodiscard]] base::JobThread& jobs() noexcept { return jobs_; }
   [[nodiscard]] base::Logger& log() noexcept { return log_; }
@@ -103,6 +107,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   [[nodiscard]] std::vector<wire::RegionEntry> entries_of(
       std::span<const std::shared_ptr<mem::RegionRecord>> regions) const;
   void announce(std::span<const std::shared_ptr<mem::RegionRecord>> regions);
+  // The peer opened by that name, or the one that is that instance, when it lives; else null.
+  std::shared_ptr<PeerCore> known_peer(const std::string& name);
+  std::shared_ptr<PeerCore> known_instance(std::uint64_t instance);
   Result<std::shared_ptr<PeerCore>> dial_peer(const std::string& name, Deadline deadline);
   void post_shards(TransferCore& transfer, const std::vector<std::shared_ptr<RailSet>>& sets);
   void post_shard(TransferCore& transfer, transport::Shard& shard,
@@ -113,7 +120,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void stop_peers(const Error& why);
 
   struct Counters {
-    std::shared_ptr<base::Counter> delivered, failed, cancelled, bytes, retries;
+    std::shared_ptr<base::Counter> delivered, failed, cancelled, bytes, retries, connects, redials,
+        fallbacks;
     std::shared_ptr<base::Gauge> regions;
     std::shared_ptr<base::Histogram> latency;
   };
@@ -143,8 +151,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::atomic<bool> closed_{false};
   const unsigned char* fork_guard_ = nullptr;  // a page that is wiped in a forked child
 
-  std::mutex mutex_;  // guards what follows
-  std::map<std::string, std::weak_ptr<PeerCore>> peers_;
+  std::mutex mutex_;                                      // guards what follows
+  std::map<std::string, std::weak_ptr<PeerCore>> peers_;  // by each name it was opened by
+  Claims openings_;
   std::mutex shutdown_mutex_;
   bool shut_ = false;
 };

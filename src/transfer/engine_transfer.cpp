@@ -51,20 +51,31 @@ Result<std::shared_ptr<PeerCore>> EngineCore::open(std::string_view name, Deadli
   if (loop_->on_loop_thread())
     return invalid_argument("open() blocks and must not be called from a callback of the engine");
   const std::string key(name);
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = peers_.find(key);
-    if (found != peers_.end()) {
-      const auto peer = found->second.lock();
-      if (peer && peer->alive()) return peer;
-      peers_.erase(found);
-    }
-  }
+  if (auto known = known_peer(key)) return known;
+  // One thread dials; the others that want this peer get what it gets.
+  CROSSDOCK_TRY(claim, openings_.take(key, deadline, "opening peer"));
+  CROSSDOCK_CHECK_OK(usable());
+  if (auto known = known_peer(key)) return known;
   CROSSDOCK_TRY(peer, dial_peer(key, deadline));
   const std::lock_guard lock(mutex_);
   if (closed_.load()) return usable().error();
+  std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
   peers_[key] = peer;
   return peer;
+}
+
+std::shared_ptr<PeerCore> EngineCore::known_peer(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const auto found = peers_.find(name);
+  auto peer = found != peers_.end() ? found->second.lock() : nullptr;
+  return peer && peer->alive() ? peer : nullptr;
+}
+
+std::shared_ptr<PeerCore> EngineCore::known_instance(std::uint64_t instance) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, weak] : peers_)
+    if (auto peer = weak.lock(); peer && peer->alive() && peer->instance() == instance) return peer;
+  return nullptr;
 }
 
 Result<std::shared_ptr<PeerCore>> EngineCore::dial_peer(const std::string& name,
@@ -87,6 +98,12 @@ Result<std::shared_ptr<PeerCore>> EngineCore::dial_peer(const std::string& name,
                                         "answers at {}; its entry is stale",
                                         name, record.instance, greeting->welcome.engine_name,
                                         record.address)};
+  // Another spelling of a peer that is open: it has one object, or its memory would be attached and
+  // let go of twice. Claimed, so that two spellings opened at once find each other.
+  const auto instance = greeting->welcome.instance_id;
+  CROSSDOCK_TRY(
+      claim, openings_.take(fmt::format("instance {:016x}", instance), deadline, "connecting to"));
+  if (auto known = known_instance(instance)) return known;
   auto peer = std::make_shared<PeerCore>(shared_from_this(), name, record.address,
                                          std::move(greeting->welcome));
   auto connected = peer->connect(std::move(greeting->fd), std::move(greeting->reader), deadline);
@@ -94,6 +111,9 @@ Result<std::shared_ptr<PeerCore>> EngineCore::dial_peer(const std::string& name,
     peer->shut(connected.error());
     return std::move(connected).error();
   }
+  counters_.connects->add();
+  const std::lock_guard lock(mutex_);
+  peers_[name] = peer;  // before the claim goes
   return peer;
 }
 

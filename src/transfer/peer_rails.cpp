@@ -105,11 +105,13 @@ Result<> PeerCore::drain(RailSet& set, Deadline deadline) {
 
 Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
   if (!alive()) return lost_error();
-  if (const auto old = set_at(slot); old) {
+  const auto old = set_at(slot);
+  if (old) {
     if (!old->down.load()) return {};
     CROSSDOCK_CHECK_OK(drain(*old, deadline));
   }
   CROSSDOCK_TRY(set, dial_set(slot, deadline));
+  if (old) engine_->count_redial();
   CROSSDOCK_LOG(engine_->log(), kInfo, "peer '{}' is reached by {} with {} rails", name_,
                 set->transport->name(), set->rails.size());
   const std::lock_guard attaching(attach_mutex_);
@@ -222,6 +224,7 @@ Result<std::shared_ptr<RailSet>> PeerCore::another_set(const RailSet& failed,
     CROSSDOCK_LOG_ONCE(engine_->log(), kWarn, "fallback " + name_,
                        "peer '{}': {} failed, transfers fall back to {}", name_,
                        failed.transport->name(), set->transport->name());
+    engine_->count_fallback();
     return set;
   }
   return make_error(Code::kUnreachable, fmt::format("no transport after {} reaches peer '{}'",

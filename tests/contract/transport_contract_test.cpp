@@ -225,6 +225,34 @@ TEST_P(TransportContract, AttachesAgainAndDetaches) {
   EXPECT_FALSE(sink.outcome(shard.shard).error);
 }
 
+// Two endpoints to one peer, as an engine has that dials again or knows the peer by two names: what
+// one lets go of, the other still has.
+TEST_P(TransportContract, DetachingOneEndpointLeavesTheOthersTheirs) {
+  auto first = connect();
+  const auto second = connect();
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  const TestMemory local = memory(kMiB);
+  const TestMemory there = memory(kMiB);
+  expose(there, *first);
+  RemoteRegion& region = reexpose(*second);
+  TestSink sink;
+  const auto writes = [&](std::uint64_t seed) {
+    fill_pattern(local.bytes(), seed);
+    TestShard shard(Op::kWrite, sink);
+    shard.add(local.data(), address(there), kMiB, region);
+    EXPECT_TRUE(second->post(shard.ready()).ok());
+    EXPECT_TRUE(sink.wait(shard.shard));
+    return !sink.outcome(shard.shard).error && matches_pattern(there.bytes(), seed);
+  };
+  first->detach(region);
+  first->detach(region);
+  EXPECT_TRUE(writes(11));
+  ASSERT_TRUE(first->attach(region).ok());
+  first.reset();
+  EXPECT_TRUE(writes(12)) << "an endpoint that goes takes only its own with it";
+}
+
 // "Terminal means quiesced": after the end, the caller reuses its buffers at once. Nothing of what
 // it writes there may reach the peer, and nothing may arrive in it.
 TEST_P(TransportContract, EveryRailMovesBytes) {

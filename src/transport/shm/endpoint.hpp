@@ -14,15 +14,16 @@ class ShmEndpoint final : public Endpoint, private SliceCopier {
  public:
   ShmEndpoint(CopyRail& rail, std::shared_ptr<PeerProcess> peer, std::size_t slot, CopyMode mode)
       : peer_(std::move(peer)), slot_(slot), mode_(mode), port_(rail, *this) {}
+  ~ShmEndpoint() override { peer_->forget(this); }
 
   Result<> post(Shard& shard) override { return port_.post(shard); }
   void cancel(const Shard& shard) override { port_.cancel(shard); }
   // A copy in progress ends within its window (at most 1 MiB); no other starts.
   void sever(const Error& why) override { port_.sever(why); }
   Result<RemoteAccess> attach(const RemoteRegion& region) override {
-    return peer_->attach(region, mode_);
+    return peer_->attach(region, mode_, this);
   }
-  void detach(const RemoteRegion& region) override { peer_->detach(region.id); }
+  void detach(const RemoteRegion& region) override { peer_->detach(region.id, this); }
   [[nodiscard]] std::uint64_t queued_bytes() const noexcept override {
     return port_.queued_bytes();
   }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/shm/peer_process.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -86,7 +87,8 @@ Error PeerProcess::lost() const {
                .message = fmt::format("peer '{}' (process {}) has ended", name_, pid_)};
 }
 
-Result<RemoteAccess> PeerProcess::attach(const RemoteRegion& region, CopyMode mode) {
+Result<RemoteAccess> PeerProcess::attach(const RemoteRegion& region, CopyMode mode,
+                                         const void* user) {
   CROSSDOCK_TRY(key, decode_key(key_of(region)));
   if (!alive()) return lost();
   if (mode == CopyMode::kVm) return probe(region);
@@ -100,23 +102,45 @@ Result<RemoteAccess> PeerProcess::attach(const RemoteRegion& region, CopyMode mo
   if (!key.mappable) return probe(region);
 
   const std::lock_guard lock(mutex_);
-  if (const auto known = mappings_.find(region.id); known != mappings_.end())
+  if (const auto known = mappings_.find(region.id); known != mappings_.end()) {
+    auto& users = known->second.users;
+    if (std::ranges::find(users, user) == users.end()) users.push_back(user);
     return known->second.access;
+  }
   auto mapping = map(region, key);
   if (!mapping.ok()) {
     if (mode == CopyMode::kAuto && is_environment(mapping.error())) return probe(region);
     return std::move(mapping).error();
   }
-  mappings_[region.id] = *mapping;
-  return mapping->access;
+  mapping->users.push_back(user);
+  const auto access = mapping->access;
+  mappings_[region.id] = *std::move(mapping);
+  return access;
 }
 
-void PeerProcess::detach(mem::RegionId region) noexcept {
-  const std::lock_guard lock(mutex_);
-  const auto known = mappings_.find(region);
-  if (known == mappings_.end()) return;
+PeerProcess::Mappings::iterator PeerProcess::let_go(Mappings::iterator known,
+                                                    const void* user) noexcept {
+  std::erase(known->second.users, user);
+  if (!known->second.users.empty()) return std::next(known);
   ::munmap(known->second.data, known->second.length);
-  mappings_.erase(known);
+  return mappings_.erase(known);
+}
+
+void PeerProcess::detach(mem::RegionId region, const void* user) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (const auto known = mappings_.find(region); known != mappings_.end())
+    (void)let_go(known, user);
+}
+
+void PeerProcess::forget(const void* user) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto known = mappings_.begin(); known != mappings_.end();)
+    known = let_go(known, user);
+}
+
+std::size_t PeerProcess::mappings() const {
+  const std::lock_guard lock(mutex_);
+  return mappings_.size();
 }
 
 Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,

@@ -1,6 +1,7 @@
 // One peer process, shared by the endpoints (rails) that lead to it: its pidfd, and the mappings of
-// its regions. Mappings go with the last endpoint, whether or not the peer still lives.
-// Thread-safe.
+// its regions. A mapping goes with the last endpoint that attached it, whether or not the peer
+// still lives: several peers of the engine may lead to one process, and one letting go of a region
+// says nothing about the others. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <crossdock/core/result.hpp>
 
@@ -45,15 +47,23 @@ class PeerProcess {
   [[nodiscard]] bool alive() const noexcept;
   [[nodiscard]] Error lost() const;
 
-  Result<RemoteAccess> attach(const RemoteRegion& region, CopyMode mode);
-  void detach(mem::RegionId region) noexcept;
+  // `user` is who holds the region from now on; attaching again changes nothing.
+  Result<RemoteAccess> attach(const RemoteRegion& region, CopyMode mode, const void* user);
+  void detach(mem::RegionId region, const void* user) noexcept;
+  // Detaches all that `user` holds.
+  void forget(const void* user) noexcept;
+  [[nodiscard]] std::size_t mappings() const;
 
  private:
   struct Mapping {
     void* data = nullptr;
     std::size_t length = 0;
     RemoteAccess access;
+    std::vector<const void*> users = {};
   };
+  using Mappings = std::map<mem::RegionId, Mapping>;
+  // Lock held. Returns what follows.
+  Mappings::iterator let_go(Mappings::iterator known, const void* user) noexcept;
   Result<Mapping> map(const RemoteRegion& region, const RegionKey& key) const;
   // Reads one byte of the region, to learn now whether the system permits it.
   Result<RemoteAccess> probe(const RemoteRegion& region) const;
@@ -61,8 +71,8 @@ class PeerProcess {
   const std::string name_;
   const std::uint32_t pid_;
   const base::UniqueFd pidfd_;
-  std::mutex mutex_;
-  std::map<mem::RegionId, Mapping> mappings_;
+  mutable std::mutex mutex_;
+  Mappings mappings_;
 };
 
 }  // namespace crossdock::transport::shm
