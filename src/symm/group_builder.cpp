@@ -193,7 +193,7 @@ Result<Descriptors> GroupBuilder::swap_descriptors() {
   const Agreement& agreement = group_->steps_->agreement();
   if (agreement.sharing != Sharing::kDescriptor) return Descriptors{};
   auto theirs = passing_->swap(agreement, group_->steps_->member(), descriptors_, deadline_);
-  passing_.reset();
+  if (theirs.code() != Code::kPeerLost) passing_.reset();
   descriptors_.clear();
   return theirs;
 }

@@ -76,6 +76,9 @@ Result<std::vector<message::Outcome>> Steps::conclude(const Result<>& mine, std:
                        .windows = yield.windows};
   if (!mine.ok()) own.failure = to_failure(mine.error(), rank);
   CROSSDOCK_TRY(bytes, message::encode(own));
+  // Who lost a peer need not wait for it here; a moment is left for the others to say why.
+  if (mine.code() == Code::kPeerLost)
+    deadline = earlier(deadline, Deadline::in(std::chrono::seconds(2)));
   auto parts = all_gather(bytes, what, deadline);
   if (!parts.ok()) return mine.ok() ? std::move(parts).error() : mine.error();
   std::vector<message::Outcome> outcomes;
