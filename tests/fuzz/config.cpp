@@ -34,6 +34,7 @@ Seeds seeds() {
           "[transport]\nenabled = [\"shm\", \"tcp\"]\n",
           "transfer.checksum = true\n",
           "[transfer]\nslice_byte = 1\n",
+          "tan\xef\xbb\x9f___\xef\xbb\xbf_.e\n",
           "x = 1979-05-27T07:32:00Z\n[a.b]\nc = { d = [1, 2.5] }\n"};
 }
 
