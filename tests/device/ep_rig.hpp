@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/kernel/ep_combine.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
 
 #include "ranks.hpp"
@@ -17,6 +18,38 @@ inline constexpr EpDispatchConfig kWide{
 inline constexpr EpDispatchConfig kCast{
     .dispatch_warps = 2, .stages = 2, .notify_warps = 1, .cast = true, .wide_ids = false};
 
+inline constexpr EpCombineConfig kPull{.warps = 2, .stages = 2, .stage_bytes = 256};
+
+// In place of the experts: a row of known values for every row that has arrived. One block.
+struct EpExpertsParams {
+  u32 rank;
+  u32 world;
+  u32 round;
+  u32 top_k;
+  const u32* source_ends;
+  const u8* block;  // of the dispatch
+  EpOutputLayout output;
+  u8* input;  // of combine
+  EpInputLayout layout;
+};
+inline void fake_experts(const EpExpertsParams& p) {
+  u32 first = 0;
+  for (u32 source = 0; source < p.world; ++source) {
+    const u32 end = ptx::ld_weak(p.source_ends + source);
+    for (u32 row = first + thread_index(); row < end; row += block_size()) {
+      const u32 token =
+          ptx::ld_weak(reinterpret_cast<const u32*>(p.block + p.output.sources) + row);
+      auto* to = reinterpret_cast<u16*>(p.input + p.layout.rows + u64{row} * p.layout.row_bytes);
+      for (u32 i = 0; i < p.layout.row_bytes / 2; ++i)
+        ptx::st_weak(to + i, expert_value(p.rank, source, token, i, p.round));
+      auto* weights = reinterpret_cast<float*>(p.input + p.layout.weights) + u64{row} * p.top_k;
+      for (u32 k = 0; k < p.top_k; ++k)
+        ptx::st_weak(weights + k, expert_weight(p.rank, row, k));
+    }
+    first = end;
+  }
+}
+
 // Two sets of everything that a launch reads and writes, for launches in turns.
 class EpRig {
  public:
@@ -28,8 +61,10 @@ class EpRig {
       previous_.push_back(ranks_.local<u32>(rank, u64{kTurns} * areas_.most_experts));
     }
     for (u32 turn = 0; turn < kTurns; ++turn)
-      for (u32 rank = 0; rank < c.world; ++rank)
+      for (u32 rank = 0; rank < c.world; ++rank) {
         params_[turn].push_back(make(rank, turn));
+        combines_[turn].push_back(make_combine(rank, turn));
+      }
   }
 
   [[nodiscard]] Ranks& ranks() { return ranks_; }
@@ -81,6 +116,31 @@ class EpRig {
     for (u32 rank = 0; rank < case_.world; ++rank)
       launch<kConfig>(rank, turn);
   }
+  // ---- combine
+  // -----------------------------------------------------------------------------------
+
+  [[nodiscard]] EpCombineParams& combined(u32 rank, u32 turn) {
+    return combines_[turn % kTurns][rank];
+  }
+  void launch_experts(u32 rank, u32 turn, u32 round) {
+    const EpDispatchParams& p = params(rank, turn);
+    const EpCombineParams& c = combined(rank, turn);
+    ranks_.launch(rank, {1, 32, 0, "experts"}, fake_experts,
+                  EpExpertsParams{rank, case_.world, round, case_.top_k, p.result.source_ends,
+                                  output(rank, turn), p.output,
+                                  ranks_.window<u8>(rank, c.input_offset), c.input});
+  }
+  // `rows`: where this launch puts its result.
+  template <EpCombineConfig kConfig>
+  void launch_combine(u32 rank, u32 turn, u8* rows) {
+    EpCombineParams p = combined(rank, turn);
+    p.tokens = params(rank, turn).tokens;
+    p.output.rows = rows;
+    ranks_.launch(
+        rank,
+        {case_.blocks_of(rank), kConfig.threads(), ep_combine_shared(kConfig).bytes, "ep_combine"},
+        kernel::ep_combine<kConfig>, p);
+  }
   // What a reset of the group does.
   void reset() {
     ranks_.reset();
@@ -95,6 +155,8 @@ class EpRig {
     SymmetricLayout window;
     areas_ = add_ep(window, case_.world, case_.experts, case_.most_blocks());
     outputs_ = window.add("outputs", kTurns * case_.output().bytes);
+    input_ = ep_input_layout(case_.world * case_.max_tokens, case_.combine_bytes, case_.top_k);
+    inputs_ = window.add("inputs", kTurns * input_.bytes);
     return window;
   }
   EpDispatchParams make(u32 rank, u32 turn) {
@@ -106,7 +168,7 @@ class EpRig {
     p.experts = case_.expert_map();
     p.output = case_.output();
     p.output_offset = outputs_ + u64{turn} * case_.output().bytes;
-    p.slot = kNoSlot;
+    p.slot = turn;
     p.input.rows = ranks_.local<u8>(rank, tokens * case_.row_bytes);
     p.input.row_bytes = case_.row_bytes;
     p.input.row_stride = case_.row_bytes;
@@ -130,13 +192,44 @@ class EpRig {
     p.most_blocks = case_.most_blocks();
     return p;
   }
+  EpCombineParams make_combine(u32 rank, u32 turn) {
+    const u64 values = u64{case_.max_tokens} * case_.combine_bytes / 2;
+    EpCombineParams p{};
+    p.common = ranks_.common(rank, KernelId::kEpCombine);
+    p.view = ranks_.view(rank);
+    p.areas = areas_;
+    p.routes = params(rank, turn).result.routes;
+    p.input = input_;
+    p.input_offset = inputs_ + turn * input_.bytes;
+    p.parts =
+        EpParts::make(kPull.stage_bytes, case_.combine_bytes, min_of(case_.world, case_.top_k));
+    p.output.row_stride = case_.combine_bytes;
+    for (u32 which = 0; which < case_.biases; ++which) {
+      auto* bias = ranks_.local<u16>(rank, values);
+      for (u64 i = 0; i < values; ++i)
+        bias[i] = bias_value(which, rank, static_cast<u32>(i / (case_.combine_bytes / 2)),
+                             static_cast<u32>(i % (case_.combine_bytes / 2)));
+      p.output.bias[which] = reinterpret_cast<const u8*>(bias);
+      p.output.bias_stride[which] = case_.combine_bytes;
+    }
+    p.output.weights = ranks_.local<float>(rank, u64{case_.max_tokens} * case_.top_k);
+    p.top_k = case_.top_k;
+    p.slot = turn;
+    p.state = state_[rank];
+    for (u32 peer = 0; peer < case_.world; ++peer)
+      p.source_blocks[peer] = static_cast<u8>(case_.blocks_of(peer));
+    return p;
+  }
   EpCase case_;
   EpAreas areas_{};
   u64 outputs_ = 0;
+  EpInputLayout input_{};
+  u64 inputs_ = 0;
   Ranks ranks_;
   std::vector<EpState*> state_;
   std::vector<u32*> previous_;
   std::vector<EpDispatchParams> params_[kTurns];
+  std::vector<EpCombineParams> combines_[kTurns];
 };
 
 // Both turns of a case at once, with no host in between, under each seed; each checked.

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include <crossdock/layout/ep_combine.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/layout/probe.cuh>
 #include <crossdock/ptx/convert.cuh>
 
 namespace crossdock::testing {
@@ -31,6 +33,8 @@ struct EpCase {
   bool cast = false;
   bool wide_ids = false;
   bool weights = true;
+  u32 combine_bytes = 64;  // of a row of expert outputs
+  u32 biases = 0;
   EpRoutingKind routing = EpRoutingKind::kRandom;
   std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
   std::vector<u32> blocks = {};  // of each rank; empty: two
@@ -171,6 +175,21 @@ inline EpCastGroup reference_cast(const u16* bf16) {
   return out;
 }
 
+// ---- combine
+// ---------------------------------------------------------------------------------------
+
+// Value `i` of what the experts of `rank` make of a token in a round.
+inline u16 expert_value(u32 rank, u32 source, u32 token, u32 i, u32 round) {
+  const u32 x = mix(rank * 7919 + source * 104729 + token * 1299709 + i * 31 + round * 65537);
+  return bf16_of((static_cast<float>(x % 4001) - 2000.0f) / 300.0f);
+}
+inline u16 bias_value(u32 which, u32 rank, u32 token, u32 i) {
+  return expert_value(1000 + which, rank, token, i, 0);
+}
+inline float expert_weight(u32 rank, u32 row, u32 k) {
+  return static_cast<float>(mix(rank * 31 + row * 1009 + k) % 100) / 64.0f;
+}
+
 // What one rank got, in host memory.
 struct EpDelivered {
   const u8* block;
@@ -200,6 +219,39 @@ class EpReference {
     }
     for (u32 e = 0; e < counts.size(); ++e)
       ASSERT_EQ(got.expert_counts[e], counts[e]) << "rank " << rank << " local expert " << e;
+  }
+  // The combined rows of `rank`, bit by bit.
+  void check_combined(u32 rank, const u8* rows, u32 round) const {
+    for (u32 token = 0; token < inputs_.of(rank).tokens; ++token)
+      for (u32 i = 0; i < case_.combine_bytes / 2; ++i) {
+        float sum = 0;
+        for (u32 which = 0; which < case_.biases; ++which)
+          sum += from_bf16(bias_value(which, rank, token, i));
+        for (u32 d = 0; d < case_.world; ++d)
+          if (inputs_.goes_to(rank, token, d))
+            sum += from_bf16(expert_value(d, rank, token, i, round));
+        const u64 at = u64{token} * (case_.combine_bytes / 2) + i;
+        ASSERT_EQ(reinterpret_cast<const u16*>(rows)[at], bf16_of(sum))
+            << "rank " << rank << " token " << token << " value " << i << " round " << round;
+      }
+  }
+  // The sums of the weights that the experts gave back with the rows.
+  void check_weights(u32 rank, const float* weights) const {
+    for (u32 token = 0; token < inputs_.of(rank).tokens; ++token)
+      for (u32 k = 0; k < case_.top_k; ++k) {
+        float sum = 0;
+        for (u32 d = 0; d < case_.world; ++d)
+          if (inputs_.goes_to(rank, token, d)) sum += expert_weight(d, row_of(rank, token, d), k);
+        ASSERT_EQ(weights[u64{token} * case_.top_k + k], sum) << "rank " << rank << " " << token;
+      }
+  }
+  // The row of a token that goes to `destination`.
+  [[nodiscard]] u32 row_of(u32 source, u32 token, u32 destination) const {
+    u32 row = 0;
+    for (u32 s = 0; s <= source; ++s)
+      for (u32 t = 0; t < (s == source ? token : inputs_.of(s).tokens); ++t)
+        row += inputs_.goes_to(s, t, destination);
+    return row;
   }
   // Rows that arrive at `rank`.
   [[nodiscard]] u32 rows_at(u32 rank) const {

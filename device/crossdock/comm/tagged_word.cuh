@@ -34,14 +34,15 @@ namespace detail {
 template <class Load>
 CROSSDOCK_DEVICE bool wait_tagged(const LaunchCommon& c, u32 epoch, u32 peer, u64& value,
                                   const Load& load CROSSDOCK_SITE) {
+  // A word of this rank itself: another of its blocks is late, perhaps because of a peer.
+  const Phase phase = peer == c.rank ? Phase::kGridSync : Phase::kEpochWord;
   u64 seen = 0;
-  const WaitOutcome outcome = poll_until(c, Phase::kEpochWord, seen, load, [&](u64 word) {
-    return tagged_with(word, epoch);
-  } CROSSDOCK_PASS_SITE);
+  const WaitOutcome outcome = poll_until(
+      c, phase, seen, load, [&](u64 word) { return tagged_with(word, epoch); } CROSSDOCK_PASS_SITE);
   value = seen & kTaggedValueMask;
   if (outcome == WaitOutcome::kExpired)
-    raise_fault(c, {Phase::kEpochWord, peer, epoch & 0xffffu}, seen >> 48,
-                c.deadline_ns CROSSDOCK_PASS_SITE);
+    raise_fault(c, {phase, peer, epoch & 0xffffu}, seen >> 48,
+                deadline_of(c, phase) CROSSDOCK_PASS_SITE);
   return outcome == WaitOutcome::kDone;
 }
 }  // namespace detail

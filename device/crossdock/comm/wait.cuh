@@ -114,6 +114,18 @@ CROSSDOCK_DEVICE bool wait_stage(const LaunchCommon& c, ptx::MBarrier* barrier,
       [](u64 passed) { return passed != 0; } CROSSDOCK_PASS_SITE);
 }
 
+// For a role that leaves early: waits for a load to land even though the rank aborts, because a
+// copy still on its way would write into the shared memory of the next block. Gives up at the
+// deadline.
+CROSSDOCK_DEVICE void settle_stage(const LaunchCommon& c, ptx::MBarrier* barrier,
+                                   u32 parity CROSSDOCK_SITE) {
+  const u64 start = ptx::global_timer();
+  while (!ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)) {
+    if (ptx::global_timer() - start > deadline_of(c, Phase::kStage)) return;
+    ptx::spin("settle_stage" CROSSDOCK_PASS_SITE);
+  }
+}
+
 // Threads of a block that act together: whole warps, contiguous, with a named barrier of their own.
 struct ThreadGroup {
   u32 barrier_id;

@@ -61,7 +61,7 @@ struct EpDispatchWarp {
   // Instead of run() when the plan has failed.
   CROSSDOCK_DEVICE void give_up() {
     for (; stored < loaded; ++stored)
-      settle(stored % kConfig.stages, parity(stored));
+      settle_stage(b.p.common, full(stored % kConfig.stages), parity(stored));
   }
   // After the plan. False when the rank aborts. All lanes agree.
   CROSSDOCK_DEVICE bool run(const EpPlan<Block>& plan) {
@@ -204,13 +204,6 @@ struct EpDispatchWarp {
       for (u32 i = lane; i < out.scale_bytes / 4; i += kWarpSize)
         ptx::st_weak(plane + u64{i} * out.scale_columns, ptx::ld_shared(scales + i));
     }
-  }
-  // Waits for a load to land, whatever else has happened; loads of own memory always do.
-  CROSSDOCK_DEVICE void settle(u32 stage, u32 phase) const {
-    const u64 start = ptx::global_timer();
-    while (!ptx::mbarrier_try_wait(full(stage), phase) &&
-           ptx::global_timer() - start < b.p.common.deadline_ns)
-      ptx::spin("settle");
   }
 };
 

@@ -19,6 +19,7 @@ inline constexpr u32 kEpMaxSlots = 16;
 inline constexpr u32 kEpMaxTopK = 32;
 inline constexpr u32 kEpMaxExperts = 1u << 16;
 inline constexpr u32 kNoRow = 0xffffffffu;
+inline constexpr u32 kNoSlot = 0xffffffffu;
 
 // Experts are dealt to ranks in contiguous ranges, the first ranks one more than the last where
 // they do not divide.

@@ -101,7 +101,6 @@ struct EpDispatchParams {
   u8 source_blocks[kEpMaxRanks];
   u32 most_blocks;  // the largest of source_blocks
 };
-inline constexpr u32 kNoSlot = 0xffffffffu;
 
 // Shared memory of a block.
 struct EpDispatchShared {

@@ -1,0 +1,154 @@
+// ep_combine in the twin: dispatch, experts and combine in a row, several rounds with no host in
+// between, against sums made in the same order; parts, biases, weights, faults.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "ep_rig.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+// Rounds of dispatch, experts, combine in alternating slots, all queued at once.
+struct Rounds {
+  static constexpr u32 kRounds = 4;
+  const EpCase c;
+  EpRig rig;
+  std::vector<u8*> outputs;  // [round][rank]
+
+  explicit Rounds(const EpCase& of, bool table = false) : c(of), rig(of, table) {
+    for (u32 round = 0; round < kRounds; ++round)
+      for (u32 rank = 0; rank < c.world; ++rank)
+        outputs.push_back(rig.ranks().local<u8>(rank, u64{c.max_tokens} * c.combine_bytes + 16));
+  }
+  void launch(u32 rank, u32 parts_per_ticket) {
+    for (u32 round = 0; round < kRounds; ++round) {
+      rig.launch<kPlain>(rank, round);
+      rig.launch_experts(rank, round, round);
+      if (parts_per_ticket != 0) rig.combined(rank, round).parts.per_ticket = parts_per_ticket;
+      rig.launch_combine<kPull>(rank, round, outputs[round * c.world + rank]);
+    }
+  }
+  void run_and_check(u32 seed, u32 parts_per_ticket) {
+    std::vector<EpInputs> inputs;
+    for (u32 turn = 0; turn < EpRig::kTurns; ++turn) {
+      inputs.emplace_back(c, seed * EpRig::kTurns + turn);
+      rig.load(inputs[turn], turn);
+    }
+    for (u32 rank = 0; rank < c.world; ++rank)
+      launch(rank, parts_per_ticket);
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
+    for (u32 round = 0; round < kRounds; ++round)
+      for (u32 rank = 0; rank < c.world; ++rank) {
+        const EpReference reference(c, inputs[round % EpRig::kTurns]);
+        ASSERT_NO_FATAL_FAILURE(
+            reference.check_combined(rank, outputs[round * c.world + rank], round))
+            << "seed " << seed;
+        if (round < kRounds - EpRig::kTurns) continue;
+        ASSERT_NO_FATAL_FAILURE(
+            reference.check_weights(rank, rig.combined(rank, round).output.weights));
+      }
+  }
+};
+
+void combine_under_all_seeds(const EpCase& c, u32 parts_per_ticket = 0, bool table = false) {
+  SCOPED_TRACE("world " + std::to_string(c.world) + " row " + std::to_string(c.combine_bytes));
+  Rounds rounds(c, table);
+  for (u32 seed = 1; seed <= kSeeds; ++seed)
+    ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(seed, parts_per_ticket));
+}
+
+TEST(EpCombine, EveryWorldUnderSixteenSchedules) {
+  for (u32 world : {1u, 2u, 3u, 4u, 5u, 8u}) {
+    combine_under_all_seeds({.world = world,
+                             .experts = 2 * world + 1,
+                             .max_tokens = 20,
+                             .row_bytes = 16,
+                             .combine_bytes = 112,
+                             .blocks = {2, 1}},
+                            0, world == 3);
+    if (HasFatalFailure()) return;
+  }
+}
+TEST(EpCombine, ThirtyTwoRanks) {
+  combine_under_all_seeds({.world = 32,
+                           .experts = 40,
+                           .top_k = 8,
+                           .max_tokens = 5,
+                           .row_bytes = 16,
+                           .combine_bytes = 48,
+                           .blocks = {1}});
+}
+TEST(EpCombine, RowsOfManyPartsWithTwoBiases) {
+  combine_under_all_seeds(
+      {.world = 4, .max_tokens = 9, .row_bytes = 16, .combine_bytes = 656, .biases = 2});
+}
+TEST(EpCombine, TicketsOfSinglePartsWithOneBias) {
+  combine_under_all_seeds(
+      {.world = 3, .max_tokens = 9, .row_bytes = 16, .combine_bytes = 528, .biases = 1}, 1);
+  combine_under_all_seeds({.world = 3, .max_tokens = 9, .row_bytes = 16, .combine_bytes = 528}, 2);
+}
+TEST(EpCombine, TokensOfManyRows) {
+  combine_under_all_seeds({.world = 8,
+                           .experts = 8,
+                           .top_k = 16,
+                           .max_tokens = 6,
+                           .row_bytes = 16,
+                           .combine_bytes = 96});
+}
+TEST(EpCombine, TokenCountsDifferAndMayBeZero) {
+  combine_under_all_seeds({.world = 4, .max_tokens = 9, .row_bytes = 16, .tokens = {0, 1, 9, 3}});
+  combine_under_all_seeds({.world = 3, .row_bytes = 16, .tokens = {0}});
+}
+TEST(EpCombine, AllMaskedGivesTheBias) {
+  combine_under_all_seeds({.world = 2,
+                           .max_tokens = 5,
+                           .row_bytes = 16,
+                           .biases = 1,
+                           .routing = EpRoutingKind::kAllMasked});
+}
+
+TEST(EpCombine, AMissingRankIsNamedByAllOthers) {
+  const EpCase c{.world = 3, .max_tokens = 12, .row_bytes = 16};
+  for (u32 seed = 1; seed <= kSeeds; ++seed) {
+    const u32 missing = seed % c.world;
+    Rounds rounds(c);
+    EpRig& rig = rounds.rig;
+    rig.load(EpInputs(c, seed), 0);
+    rig.launch_all<kPlain>(0);
+    for (u32 rank = 0; rank < c.world; ++rank) {
+      rig.launch_experts(rank, 0, 0);
+      if (rank != missing) rig.launch_combine<kPull>(rank, 0, rounds.outputs[rank]);
+    }
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run(fault_schedule(seed)));
+    for (u32 rank = 0; rank < c.world; ++rank) {
+      if (rank == missing) continue;
+      SCOPED_TRACE("seed " + std::to_string(seed) + " rank " + std::to_string(rank));
+      expect_fault(rig.ranks().fault(rank), KernelId::kEpCombine, Phase::kEpochWord, rank, missing);
+    }
+    rig.reset();
+    ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(seed, 0));
+  }
+}
+
+// A peer that has not read the rows of a slot holds the next dispatch into that slot back.
+TEST(EpCombine, ASlotThatIsStillReadIsNamedWithItsReader) {
+  const EpCase c{.world = 2, .max_tokens = 12, .row_bytes = 16};
+  for (u32 seed = 1; seed <= kSeeds; ++seed) {
+    Rounds rounds(c);
+    EpRig& rig = rounds.rig;
+    rig.load(EpInputs(c, seed), 0);
+    rig.launch_all<kPlain>(0);
+    for (u32 rank = 0; rank < c.world; ++rank) {
+      rig.launch_experts(rank, 0, 0);
+      rig.launch_combine<kPull>(rank, 0, rounds.outputs[rank]);
+    }
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
+    ++rig.params(0, 0).state->free_at[0][1];  // as if rank 1 had one block more to go
+    rig.launch_all<kPlain>(0);
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run(fault_schedule(seed)));
+    expect_fault(rig.ranks().fault(0), KernelId::kEpDispatch, Phase::kSlotFree, 0, 1);
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::testing
