@@ -80,6 +80,27 @@ TEST(AllGatherCounts, ManyLaunchesInARow) {
   }
 }
 
+// A launch without counts must still keep ranks together: else one could write the words of the
+// epoch after it over those of the epoch before it, which another still reads.
+TEST(AllGatherCounts, LaunchesWithoutCountsKeepRanksTogether) {
+  constexpr u32 kWorld = 4;
+  const Gather gather(kWorld);
+  Ranks ranks(kWorld, gather.layout);
+  std::vector<std::vector<AllGatherCountsParams>> params(3);
+  for (u32 rank = 0; rank < kWorld; ++rank) {
+    EpochState* epoch = ranks.local<EpochState>(rank, 1);
+    for (u32 launch = 0; launch < 3; ++launch)
+      params[launch].push_back(gather.params(ranks, rank, epoch, launch == 1 ? 0 : kMaxCounts));
+  }
+  for (u32 seed = 1; seed <= 4 * kSeeds; ++seed) {
+    for (u32 launch = 0; launch < 3; ++launch)
+      for (u32 rank = 0; rank < kWorld; ++rank)
+        ranks.launch(rank, {2, kConfig.threads, 16, "all_gather_counts"},
+                     kernel::all_gather_counts<kConfig>, params[launch][rank]);
+    ASSERT_NO_FATAL_FAILURE(ranks.run_clean(fault_schedule(seed)));
+  }
+}
+
 TEST(AllGatherCounts, ARankThatNeverSendsIsNamed) {
   constexpr u32 kWorld = 3, kMissing = 2;
   const Gather gather(kWorld);

@@ -7,6 +7,9 @@
 //   rank a, epoch e                                  rank b, epoch e
 //     words[e & 1][a][i] of b = {e, counts[i]} ---->   polls words[e & 1][a][i]
 //                                                      gathered[a][i] = its value
+//
+// With no counts a word is exchanged all the same: it keeps ranks from being two epochs apart,
+// which the two slots rest on. So max_counts is at least 1.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -26,23 +29,24 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
   const u32 world = p.view.world;
   const u32 first = block_index() * block_size() + thread_index();
   const u32 step = grid_size() * block_size();
-  const u32 words = world * p.num_counts;
+  const u32 exchanged = max_of(p.num_counts, 1u);
+  const u32 words = world * exchanged;
   // Both loops start with this rank and go round, so that ranks do not all store to one peer.
   for (u32 i = first; i < words; i += step) {
-    const u32 peer = (p.view.rank + i / p.num_counts) % world;
-    const u32 count = i % p.num_counts;
+    const u32 peer = (p.view.rank + i / exchanged) % world;
+    const u32 count = i % exchanged;
     const u64 index = (u64{epoch & 1u} * world + p.view.rank) * p.layout.max_counts + count;
     put_epoch_word(p.view.at<u64>(p.layout.words + index * sizeof(u64), peer), epoch,
-                   ptx::ld_weak(p.counts + count));
+                   count < p.num_counts ? ptx::ld_weak(p.counts + count) : 0);
   }
   for (u32 i = first; i < words; i += step) {
-    const u32 from = (p.view.rank + i / p.num_counts) % world;
-    const u32 count = i % p.num_counts;
+    const u32 from = (p.view.rank + i / exchanged) % world;
+    const u32 count = i % exchanged;
     const u64 index = (u64{epoch & 1u} * world + from) * p.layout.max_counts + count;
     u32 value = 0;
     const u64* word = p.view.at<u64>(p.layout.words + index * sizeof(u64));
     if (!wait_epoch_word(p.common, word, epoch, from, value)) return;
-    ptx::st_weak(p.gathered + u64{from} * p.num_counts + count, value);
+    if (count < p.num_counts) ptx::st_weak(p.gathered + u64{from} * p.num_counts + count, value);
   }
 }
 

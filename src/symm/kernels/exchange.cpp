@@ -38,6 +38,9 @@ Result<AllGatherCounts> AllGatherCounts::create(Launcher& launcher,
                                                 const AllGatherOptions& options,
                                                 Deadline deadline) {
   if (options.blocks == 0) return invalid_argument("all-gather: blocks = 0 must be at least 1");
+  if (layout.max_counts == 0)
+    return invalid_argument(
+        "all-gather: the window has room for max_counts = 0; give it at least 1");
   const BlockShape block{.threads = kAllGatherThreads, .shared_bytes = kEpochSharedBytes};
   CROSSDOCK_TRY(kernel, launcher.prepare(all_gather_counts_kernel(), block, deadline));
   AllGatherCounts made(launcher, layout, options, std::move(kernel));
