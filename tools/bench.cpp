@@ -1,11 +1,13 @@
 // `crossdock bench`: measures the library beside the ceilings of the machine, in one run. One
-// subcommand an engine; `transfer-child` is what the ceilings' helper process runs, and hidden.
+// subcommand an engine, here that of transfer, the others in files of their own; `transfer-child`
+// is what the ceilings' helper process runs, and hidden.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
 
 #include "base/strings.hpp"
+#include "bench/commands.hpp"
 #include "bench/transfer.hpp"
 #include "cli.hpp"
 #include "commands.hpp"
@@ -229,6 +231,8 @@ void add_bench(CLI::App& app) {
       app.add_subcommand("bench", "Measures the library beside the machine's ceilings");
   group->require_subcommand(1);
   add_transfer(*group);
+  bench::add_symm(*group);
+  bench::add_jit(*group);
   add_child(*group);
 }
 

@@ -2,7 +2,9 @@
 # gpu [--sanitize] [--bench-only|--test-only] [--json DIR]: build and run the GPU tests and benches
 # For a host with 1 or more GPUs, a CUDA toolkit, CMake, Ninja, g++ and Python. Third-party headers
 # come from .deps/ when it is there (./x vendor), else from the system. --sanitize runs the tests under
-# compute-sanitizer (memcheck, racecheck, synccheck). Results of benches go to DIR as JSON.
+# compute-sanitizer (memcheck, racecheck, synccheck). Benches print tables; with --json their JSON goes
+# to DIR and to the terminal, from where it can be copied into bench/baseline/. Kernels are compiled by
+# the first bench, which times it, into build/gpu/kernels; tests and benches then load them from there.
 # SPDX-License-Identifier: Apache-2.0
 
 gpu_configure() {
@@ -39,6 +41,7 @@ x_gpu() {
       --test-only) benches=0 ;;
       --json)
         json=${2:?--json needs a folder}
+        mkdir -p "$json"
         shift
         ;;
       *) die "gpu: unknown option '$1'; ./x help shows them" ;;
@@ -49,21 +52,39 @@ x_gpu() {
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
   cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda gpu_symm crossdock_cli >&2
-  ((tests == 0)) || ctest --test-dir build/gpu -L gpu --output-on-failure
-  ((sanitize == 0)) || gpu_sanitize
-  ((benches == 0)) || gpu_benches "$json"
+  export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
+  # A failure does not keep the rest from running: time on such a host is short.
+  local broken=()
+  rm -rf "$CROSSDOCK_JIT_CACHE_DIR"
+  gpu_bench jit "$json" --cache-dir "$CROSSDOCK_JIT_CACHE_DIR" || broken+=("bench jit")
+  ((tests == 0)) || gpu_tests || broken+=(tests)
+  ((benches == 0)) || gpu_benches "$json" || broken+=(benches)
+  ((sanitize == 0)) || gpu_sanitize || broken+=(sanitizers)
+  [[ ${#broken[@]} -eq 0 ]] || die "gpu: failed: ${broken[*]}"
 }
 
-# Every GPU bench the command has; each prints a table, or JSON into the folder.
+gpu_tests() {
+  ctest --test-dir build/gpu -L gpu --output-on-failure
+}
+
+# One bench of the command; its table on the terminal, or its JSON there and in the folder.
+gpu_bench() {
+  local name=$1 folder=$2
+  shift 2
+  say "bench $name"
+  if [[ -n $folder ]]; then
+    timeout 300 build/gpu/tools/crossdock bench "$name" --json "$@" | tee "$folder/$name.json"
+  else
+    timeout 300 build/gpu/tools/crossdock bench "$name" "$@"
+  fi
+}
+
+# Every GPU bench that this build has.
 gpu_benches() {
-  local folder=$1 name
+  local folder=$1 name failed=0
   for name in symm ep moe; do
     build/gpu/tools/crossdock bench "$name" --help >/dev/null 2>&1 || continue
-    if [[ -n $folder ]]; then
-      build/gpu/tools/crossdock bench "$name" --json >"$folder/$name.json"
-      say "$folder/$name.json"
-    else
-      build/gpu/tools/crossdock bench "$name"
-    fi
+    gpu_bench "$name" "$folder" || failed=1
   done
+  return "$failed"
 }
