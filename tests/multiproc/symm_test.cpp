@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "rendezvous/store_server.hpp"
+#include "support/symm_members.hpp"
 #include "support/symm_worker.hpp"
 #include "support/temp_dir.hpp"
 
@@ -108,6 +109,8 @@ TEST_P(SymmProcesses, TwoProcessesWithOneRank) {
 TEST_P(SymmProcesses, OneRunsOutOfMemory) {
   // A host process by its limit of addresses, a GPU by its size.
   const bool gpu = GetParam() == "gpu";
+  if (!gpu && kUnderSanitizer)
+    GTEST_SKIP() << "a sanitizer does not run under a limit of addresses";
   start(3, [&](SymmWorkerOptions& o) {
     o.bytes = std::uint64_t{16} << 30;
     if (gpu) o.bytes = 64 << 20;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <gtest/gtest.h>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,6 +74,13 @@ inline void run_members(
     thread.join();
 }
 
+// Sanitizers keep freed memory for a while, and need addresses of their own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kUnderSanitizer = true;
+#else
+inline constexpr bool kUnderSanitizer = false;
+#endif
+
 struct ProcessUse {
   std::size_t descriptors = 0;
   std::size_t threads = 0;
@@ -97,6 +105,15 @@ inline ProcessUse process_use() {
   while (std::getline(status, line))
     (void)std::sscanf(line.c_str(), "VmRSS: %zu kB", &use.resident_kib);
   return use;
+}
+
+// Whether a process that used `before` has not grown by more than some noise.
+inline void expect_no_growth(const ProcessUse& before, const ProcessUse& after) {
+  EXPECT_EQ(after.descriptors, before.descriptors);
+  EXPECT_EQ(after.threads, before.threads);
+  if (kUnderSanitizer) return;
+  EXPECT_LE(after.mappings, before.mappings + 4);
+  EXPECT_LE(after.resident_kib, before.resident_kib + 8192);
 }
 
 }  // namespace crossdock::testing

@@ -4,14 +4,17 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/config.hpp"
 #include "jit/jit.hpp"
 #include "support/fake_cuda/fake_cuda.hpp"
@@ -43,7 +46,9 @@ std::vector<std::string> to_arguments(const SymmWorkerOptions& o) {
           "stop_after=" + n(o.stop_after),
           "address_space=" + n(o.address_space),
           "cuda=" + o.cuda,
-          "fake_bytes=" + n(o.fake_bytes)};
+          "fake_bytes=" + n(o.fake_bytes),
+          "visible=" + o.visible,
+          "cache=" + o.cache};
 }
 
 SymmWorkerOptions from_arguments(int argc, char** argv) {
@@ -70,6 +75,8 @@ SymmWorkerOptions from_arguments(int argc, char** argv) {
   o.address_space = static_cast<std::uint64_t>(number("address_space"));
   o.cuda = values["cuda"];
   o.fake_bytes = static_cast<std::uint64_t>(number("fake_bytes"));
+  o.visible = values["visible"];
+  o.cache = values["cache"];
   return o;
 }
 
@@ -116,7 +123,9 @@ class Worker {
                                .backend = o_.backend == "gpu" ? Backend::kGpu : Backend::kCpu,
                                .exchange = stopping(std::move(exchange), o_),
                                .timeout = std::chrono::milliseconds(o_.timeout_ms)};
+    const std::uint64_t start = base::now_ns();
     CROSSDOCK_TRY(group, Group::create(options, layout_, driver_));
+    created_ns_ = base::now_ns() - start;
     group_ = std::move(group);
     return {};
   }
@@ -141,8 +150,22 @@ class Worker {
     }
     return {};
   }
+  // Compiling takes longer than the wait of a barrier, so it is a step of its own.
+  Result<> prepare() {
+    if (kernel_) return {};
+    CROSSDOCK_TRY(config, base::Config::load());
+    auto options = jit::JitOptions::from_config(config);
+    if (!o_.cache.empty()) options.cache.folder = o_.cache;
+    options.compiler.newest_cuda = driver_ != nullptr ? driver_->version : 0;
+    jit_ = std::make_unique<jit::Jit>(std::move(options));
+    CROSSDOCK_TRY(launcher, Launcher::create(*group_, jit_.get()));
+    launcher_ = std::make_unique<Launcher>(std::move(launcher));
+    CROSSDOCK_TRY(kernel, Barrier::create(*launcher_, barrier_, barrier_options(), soon()));
+    kernel_ = std::make_unique<Barrier>(std::move(kernel));
+    return {};
+  }
   Result<> barrier(u32 rounds) {
-    if (!kernel_) CROSSDOCK_CHECK_OK(prepare());
+    if (!kernel_) return make_error(Code::kInvalidArgument, "prepare first");
     const Rank& rank = group_->rank(o_.rank);
     CROSSDOCK_CHECK_OK(kernel_->launch(rank, rounds));
     CROSSDOCK_CHECK_OK(launcher_->synchronize(soon()));
@@ -169,6 +192,7 @@ class Worker {
     }
     return text;
   }
+  [[nodiscard]] std::string created() const { return std::to_string(created_ns_ / 1'000'000); }
   Result<> obey(const std::string& command) {
     const auto argument = [&] { return std::stoi(command.substr(command.find(' ') + 1)); };
     if (command == "create") return create();
@@ -176,6 +200,7 @@ class Worker {
     if (!group_) return make_error(Code::kClosed, "there is no group");
     if (command == "write") return write();
     if (command == "check") return check();
+    if (command == "prepare") return prepare();
     if (command == "faults") return faults();
     if (command.starts_with("barrier ")) return barrier(static_cast<u32>(argument()));
     if (command.starts_with("reset ")) return reset(argument());
@@ -185,7 +210,7 @@ class Worker {
  private:
   static Deadline soon() { return Deadline::in(std::chrono::seconds(60)); }
   static BarrierOptions barrier_options() {
-    return {.verify = true, .wait = std::chrono::seconds(1)};
+    return {.verify = true, .wait = std::chrono::seconds(3)};
   }
   Result<> load_driver() {
     if (o_.backend != "gpu") return {};
@@ -199,18 +224,6 @@ class Worker {
     driver_ = driver;
     return {};
   }
-  Result<> prepare() {
-    CROSSDOCK_TRY(config, base::Config::load());
-    auto options = jit::JitOptions::from_config(config);
-    options.compiler.newest_cuda = driver_ != nullptr ? driver_->version : 0;
-    jit_ = std::make_unique<jit::Jit>(std::move(options));
-    CROSSDOCK_TRY(launcher, Launcher::create(*group_, jit_.get()));
-    launcher_ = std::make_unique<Launcher>(std::move(launcher));
-    CROSSDOCK_TRY(kernel, Barrier::create(*launcher_, barrier_, barrier_options(), soon()));
-    kernel_ = std::make_unique<Barrier>(std::move(kernel));
-    return {};
-  }
-
   SymmWorkerOptions o_;
   device::SymmetricLayout layout_;
   BarrierAreas barrier_;
@@ -221,6 +234,7 @@ class Worker {
   std::unique_ptr<jit::Jit> jit_;
   std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<Barrier> kernel_;
+  std::uint64_t created_ns_ = 0;
 };
 
 std::string one_line(std::string text) {
@@ -235,11 +249,13 @@ bool is_symm_worker(int argc, char** argv) {
 }
 
 int symm_worker_main(int argc, char** argv) {
-  Worker worker(from_arguments(argc, argv));
+  const SymmWorkerOptions options = from_arguments(argc, argv);
+  if (!options.visible.empty()) ::setenv("CUDA_VISIBLE_DEVICES", options.visible.c_str(), 1);
+  Worker worker(options);
   std::string command;
   while (base::hear_parent(command)) {
-    if (command == "use") {
-      base::say_parent(worker.use());
+    if (command == "use" || command == "created") {
+      base::say_parent(command == "use" ? worker.use() : worker.created());
       continue;
     }
     const Result<> result = worker.obey(command);
@@ -251,8 +267,16 @@ int symm_worker_main(int argc, char** argv) {
 SymmWorker::SymmWorker(const SymmWorkerOptions& options) : child_(to_arguments(options)) {}
 
 std::string SymmWorker::hear() {
-  std::string answer = child_.hear();
-  return answer.empty() ? "silent" : answer;
+  // Each turn waits ten seconds; starting CUDA and compiling a kernel may take longer than one.
+  for (int turn = 0; turn < 12; ++turn) {
+    std::string answer = child_.hear();
+    if (!answer.empty()) return answer;
+    siginfo_t info{};
+    const bool asked =
+        ::waitid(P_PID, static_cast<id_t>(child_.pid()), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+    if (!asked || info.si_pid != 0) break;
+  }
+  return "silent";
 }
 
 void SymmWorker::kill() {

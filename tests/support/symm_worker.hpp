@@ -2,7 +2,9 @@
 // with its options as arguments, obeying lines on stdin. Commands and answers:
 //
 //   create          make the group                     ok | error <text>
+//   created         how long that took                 <milliseconds>
 //   write, check    a word to every window; what every rank wrote into this one
+//   prepare         compile the barrier's kernel
 //   barrier <n>     n barriers on the GPU, then look for faults
 //   faults          Group::check()
 //   reset <ms>      Group::reset()
@@ -40,6 +42,8 @@ struct SymmWorkerOptions {
   std::uint64_t address_space = 0;  // bytes, by setrlimit; 0: as it is
   std::string cuda = {};            // a driver library; empty: as configured
   std::uint64_t fake_bytes = 0;     // memory of the fake GPUs
+  std::string visible = {};         // CUDA_VISIBLE_DEVICES
+  std::string cache = {};           // folder for compiled kernels
 };
 
 // In the child: obeys until stdin ends.
