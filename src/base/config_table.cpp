@@ -18,6 +18,8 @@ constexpr std::array kSettings = {
             "How long a connected peer may take to finish the handshake before it is dropped."},
     Setting{"control.listen", kString, "127.0.0.1:0", "",
             "Address that an engine listens on for peers; port 0 picks a free one."},
+    Setting{"control.mailbox_bytes", kSize, "64MiB", "64KiB..1TiB",
+            "Bytes a mailbox holds before senders are told to wait; all that nobody asked for share as much."},
     Setting{"control.mailbox_messages", kInt, "65536", "1..16777216",
             "Messages a mailbox holds before senders are told to wait."},
     Setting{"control.max_handshakes", kInt, "256", "1..65536",

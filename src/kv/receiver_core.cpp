@@ -22,11 +22,11 @@ ReceiverCore::ReceiverCore(transfer::Engine& engine, PagePool pool, ReceiverOpti
 
 Result<> ReceiverCore::start(const std::shared_ptr<ReceiverCore>& self) {
   CROSSDOCK_TRY(mailbox, engine_.mailbox(options_.mailbox));
-  mailbox_ = mailbox;
-  clock_ = std::thread([this] { clock(); });
-  mailbox_->on_message([weak = std::weak_ptr(self)](const transfer::Message& message) {
+  CROSSDOCK_TRY(messages, mailbox.on_message([weak = std::weak_ptr(self)](const auto& message) {
     if (const auto core = weak.lock()) core->on_message(message);
-  });
+  }));
+  messages_in_ = std::move(messages);
+  clock_ = std::thread([this] { clock(); });
   return {};
 }
 
@@ -38,7 +38,7 @@ void ReceiverCore::shutdown() {
   }
   changed_.notify_all();
   clock_wake_.notify_all();
-  if (mailbox_) mailbox_->on_message(nullptr);
+  messages_in_.end();
   links_.stop();
   if (clock_.joinable()) clock_.join();
 }

@@ -116,7 +116,7 @@ class ReceiverCore {
   transfer::Engine& engine_;
   PagePool pool_;
   const ReceiverOptions options_;
-  std::optional<transfer::Mailbox> mailbox_;
+  transfer::Subscription messages_in_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;     // for waiters
   std::condition_variable clock_wake_;  // an earlier deadline, or the end

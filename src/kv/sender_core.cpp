@@ -26,11 +26,11 @@ Result<> SenderCore::start() {
   if (options_.max_inflight == 0)
     return invalid_argument("sender option max_inflight = 0 must be at least 1");
   CROSSDOCK_TRY(mailbox, engine_.mailbox(options_.mailbox));
-  mailbox_ = mailbox;
-  clock_ = std::thread([this] { clock(); });
-  mailbox_->on_message([weak = weak_from_this()](const transfer::Message& message) {
+  CROSSDOCK_TRY(messages, mailbox.on_message([weak = weak_from_this()](const auto& message) {
     if (const auto core = weak.lock()) core->on_message(message);
-  });
+  }));
+  messages_in_ = std::move(messages);
+  clock_ = std::thread([this] { clock(); });
   return {};
 }
 
@@ -47,7 +47,7 @@ void SenderCore::shutdown() {
     transfer.cancel();
   changed_.notify_all();
   clock_wake_.notify_all();
-  if (mailbox_) mailbox_->on_message(nullptr);
+  messages_in_.end();
   links_.stop();
   if (clock_.joinable()) clock_.join();
 }

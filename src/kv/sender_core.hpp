@@ -146,7 +146,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   transfer::Engine& engine_;
   PagePool pool_;
   const SenderOptions options_;
-  std::optional<transfer::Mailbox> mailbox_;
+  transfer::Subscription messages_in_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;     // for waiters
   std::condition_variable clock_wake_;  // a new deadline, refused work, or the end

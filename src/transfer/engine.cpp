@@ -98,8 +98,24 @@ std::optional<Message> Mailbox::try_receive() {
   return core_->try_receive();
 }
 
-void Mailbox::on_message(std::function<void(Message)> fn) {
-  core_->set_handler(std::move(fn));
+Result<Subscription> Mailbox::on_message(std::function<void(Message)> fn) {
+  if (!fn) return invalid_argument("Mailbox::on_message needs a function; null was passed");
+  CROSSDOCK_TRY(token, core_->set_handler(std::move(fn)));
+  return Subscription(core_, token);
+}
+
+// --- Subscription ---
+
+Subscription& Subscription::operator=(Subscription&& other) noexcept {
+  if (this == &other) return *this;
+  end();
+  core_ = std::move(other.core_);
+  token_ = other.token_;
+  return *this;
+}
+
+void Subscription::end() noexcept {
+  if (const auto core = std::move(core_)) core->clear_handler(token_);
 }
 
 // --- Engine ---
@@ -190,6 +206,14 @@ Result<Mailbox> Engine::mailbox(std::string_view name) {
     return invalid_argument(
         fmt::format("a mailbox name has 1 to 64 bytes; this one has {}", name.size()));
   return Mailbox(core_->mailboxes().get(std::string(name)));
+}
+
+Result<Subscription> Engine::watch_peers(std::function<void(Message)> fn) {
+  CROSSDOCK_CHECK_OK(core_->usable());
+  if (!fn) return invalid_argument("Engine::watch_peers needs a function; null was passed");
+  auto watcher = core_->mailboxes().watch();
+  CROSSDOCK_TRY(token, watcher->set_handler(std::move(fn)));
+  return Subscription(std::move(watcher), token);
 }
 
 Result<> Engine::fence(const Peer& peer, Deadline deadline) {

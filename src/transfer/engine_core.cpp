@@ -60,7 +60,8 @@ Result<> EngineCore::start(const EngineOptions& options) {
       .events_per_thread = static_cast<std::size_t>(config_.integer("trace.events_per_thread"))});
   make_counters();
   fork_guard_ = make_fork_guard();
-  mailboxes_ = std::make_unique<Mailboxes>(settings_.mailbox_messages);
+  mailboxes_ = std::make_unique<Mailboxes>(
+      MailboxLimits{.messages = settings_.mailbox_messages, .bytes = settings_.mailbox_bytes});
   CROSSDOCK_TRY(instance, wire::random_id());
   identity_.instance = instance;
   identity_.host = read_host_identity();

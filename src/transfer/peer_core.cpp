@@ -255,6 +255,10 @@ void PeerCore::on_closed(const Error& why) {
   for (const auto& set : sets)
     if (set) set->sever(lost);
   settle_all(lost);
+  engine_->mailboxes().tell_watchers({.kind = Message::Kind::kLinkLost,
+                                      .peer = name_,
+                                      .peer_instance = instance(),
+                                      .payload = lost.message});
 }
 
 void PeerCore::shut(const Error& why) {

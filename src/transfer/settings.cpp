@@ -21,6 +21,7 @@ Settings read_settings(const base::Config& config) {
       .handshake_timeout = config.duration("control.handshake_timeout"),
       .republish = config.duration("control.renew"),
       .mailbox_messages = static_cast<std::uint32_t>(config.integer("control.mailbox_messages")),
+      .mailbox_bytes = config.size("control.mailbox_bytes"),
       .max_handshakes = static_cast<std::uint32_t>(config.integer("control.max_handshakes")),
       .listen = config.string("control.listen"),
       .secret = config.string("control.secret")};

@@ -26,7 +26,8 @@ struct Settings {
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(3);
   std::chrono::nanoseconds republish = std::chrono::seconds(5);
   std::uint32_t mailbox_messages = 65536;
-  std::uint32_t max_handshakes = 256;  // unfinished at a time
+  std::uint64_t mailbox_bytes = 64 << 20;  // of one; of all together that nobody asked for
+  std::uint32_t max_handshakes = 256;      // unfinished at a time
   std::string listen = "127.0.0.1:0";
   std::string secret;
 };

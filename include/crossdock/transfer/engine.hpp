@@ -103,15 +103,38 @@ class CROSSDOCK_API Peer {
   std::shared_ptr<detail::PeerCore> core_;
 };
 
-// Where notifications with one mailbox name arrive. Bounded (`control.mailbox_messages`); when full
-// the sender's transfer fails with kWouldBlock rather than losing a message silently.
+// Keeps a function registered with an engine. Its end, or end(), takes the function back; when that
+// returns it does not run any more, unless it is called from within it. Move-only;
+// thread-compatible.
+class CROSSDOCK_API Subscription {
+ public:
+  Subscription() = default;
+  Subscription(Subscription&&) noexcept = default;
+  Subscription& operator=(Subscription&& other) noexcept;
+  ~Subscription() { end(); }
+  void end() noexcept;
+
+ private:
+  friend class Engine;
+  friend class Mailbox;
+  Subscription(std::shared_ptr<detail::MailboxCore> core, std::uint64_t token)
+      : core_(std::move(core)), token_(token) {}
+  std::shared_ptr<detail::MailboxCore> core_;
+  std::uint64_t token_ = 0;
+};
+
+// Where notifications with one mailbox name arrive. Bounded (`control.mailbox_messages`,
+// `control.mailbox_bytes`); when full the sender's transfer fails with kWouldBlock rather than
+// losing a message silently. It also learns of every peer that is lost, once an instance; while
+// nobody reads, the newest 4,096 of these are kept.
 class CROSSDOCK_API Mailbox {
  public:
   Result<Message> receive(Deadline deadline);
   [[nodiscard]] std::optional<Message> try_receive();
-  // From now on messages go to `fn` on the control thread (queued ones first) instead of the queue.
-  // `fn` must not wait; it may submit and send. Null: back to the queue.
-  void on_message(std::function<void(Message)> fn);
+  // As long as the subscription lives, messages go to `fn` on the control thread instead of the
+  // queue; those queued before go first, on this thread. `fn` must not wait; it may submit and
+  // send. kBusy while another subscription of this mailbox lives: none is taken over.
+  Result<Subscription> on_message(std::function<void(Message)> fn);
 
  private:
   friend class Engine;
@@ -158,6 +181,10 @@ class CROSSDOCK_API Engine {
   Result<> notify(const Peer& peer, Notification notification, Deadline deadline);
   // The mailbox of that name, made on first use. Messages that arrive before are kept for it.
   Result<Mailbox> mailbox(std::string_view name);
+
+  // As long as the subscription lives, `fn` is told on the control thread what becomes of peers:
+  // kPeerLost, as mailboxes are, and kLinkLost. It must not wait.
+  Result<Subscription> watch_peers(std::function<void(Message)> fn);
 
   // Makes an engine stop touching this engine's memory, and waits for the proof: its
   // acknowledgement, its death, or the end of its connections. It must open this engine again

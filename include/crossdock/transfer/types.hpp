@@ -61,9 +61,11 @@ struct Notification {
 // What arrives in a mailbox. kPeerLost tells that the sender is gone and that nothing it started
 // will touch this engine's memory any more.
 struct Message {
-  enum class Kind : std::uint8_t { kNotification = 0, kPeerLost = 1 };
+  // kLinkLost goes to Engine::watch_peers() alone: the connection that a Peer handle of this engine
+  // stands on ended. Whether that peer may still touch this engine's memory, it does not say.
+  enum class Kind : std::uint8_t { kNotification = 0, kPeerLost = 1, kLinkLost = 2 };
   Kind kind = Kind::kNotification;
-  std::string peer;                 // name of the sending engine
+  std::string peer;  // name of the sending engine; with kLinkLost, the one it was opened by
   std::uint64_t peer_instance = 0;  // changes when the peer restarts
   std::string payload;
 };

@@ -341,10 +341,11 @@ TEST(Engine, AHandlerTakesMessagesInOrder) {
     ASSERT_TRUE(pair.source.notify(pair.peer, {"m", std::to_string(i)}, soon()).ok());
   std::vector<std::string> got;
   auto mailbox = pair.target.mailbox("m").value();
-  mailbox.on_message([&](Message message) { got.push_back(message.payload); });
+  auto subscription =
+      mailbox.on_message([&](Message message) { got.push_back(message.payload); }).value();
   for (int i = 5; i < 10; ++i)
     ASSERT_TRUE(pair.source.notify(pair.peer, {"m", std::to_string(i)}, soon()).ok());
-  mailbox.on_message(nullptr);
+  subscription.end();
   ASSERT_EQ(got.size(), 10u);
   for (int i = 0; i < 10; ++i)
     EXPECT_EQ(got[static_cast<std::size_t>(i)], std::to_string(i));
