@@ -11,7 +11,14 @@ namespace crossdock::kv::message {
 namespace {
 
 constexpr std::string_view kMagic = "KV";
-enum class Type : std::uint8_t { kTicket = 1, kAbort = 2, kParts = 3, kStopped = 4 };
+enum class Type : std::uint8_t {
+  kTicket = 1,
+  kAbort = 2,
+  kParts = 3,
+  kStopped = 4,
+  kReady = 5,
+  kGo = 6
+};
 
 class Writer {
  public:
@@ -115,6 +122,7 @@ std::string encode_one(const Ticket& m) {
   Writer w(Type::kTicket);
   w.put(m.request);
   w.put(m.ticket);
+  w.put(m.life);
   write_layout(w, m.shape, m.layout);
   w.put(m.base);
   w.put(m.sender_tp);
@@ -123,9 +131,27 @@ std::string encode_one(const Ticket& m) {
   w.put(m.first_page);
   w.put(m.total_pages);
   w.put(m.chunk_first);
+  w.text(m.address);
   w.put(static_cast<std::uint32_t>(m.pages.size()));
   for (const PageId page : m.pages)
     w.put(page);
+  return w.take();
+}
+
+std::string encode_one(const Ready& m) {
+  Writer w(Type::kReady);
+  w.put(m.request);
+  w.put(m.ticket);
+  w.put(m.sender_rank);
+  return w.take();
+}
+
+std::string encode_one(const Go& m) {
+  Writer w(Type::kGo);
+  w.put(m.request);
+  w.put(m.ticket);
+  w.put(m.life);
+  w.put(m.later);
   return w.take();
 }
 
@@ -166,6 +192,7 @@ Any read_ticket(Reader& r) {
   Ticket m;
   m.request = r.get<std::uint64_t>();
   m.ticket = r.get<std::uint64_t>();
+  m.life = r.get<std::uint64_t>();
   read_layout(r, m.shape, m.layout);
   m.base = r.get<std::uint64_t>();
   m.sender_tp = r.get<std::uint32_t>();
@@ -174,6 +201,7 @@ Any read_ticket(Reader& r) {
   m.first_page = r.get<std::uint32_t>();
   m.total_pages = r.get<std::uint32_t>();
   m.chunk_first = r.get<std::uint32_t>();
+  m.address = r.text();
   m.pages.resize(r.count(sizeof(PageId), kMostPages));
   for (PageId& page : m.pages)
     page = r.get<std::uint32_t>();
@@ -192,6 +220,23 @@ Any read_parts(Reader& r) {
     part.first_page = r.get<std::uint32_t>();
     part.num_pages = r.get<std::uint32_t>();
   }
+  return m;
+}
+
+Any read_ready(Reader& r) {
+  Ready m;
+  m.request = r.get<std::uint64_t>();
+  m.ticket = r.get<std::uint64_t>();
+  m.sender_rank = r.get<std::uint32_t>();
+  return m;
+}
+
+Any read_go(Reader& r) {
+  Go m;
+  m.request = r.get<std::uint64_t>();
+  m.ticket = r.get<std::uint64_t>();
+  m.life = r.get<std::uint64_t>();
+  m.later = r.get<std::uint64_t>();
   return m;
 }
 
@@ -247,6 +292,12 @@ Result<Any> decode(std::string_view bytes) {
   switch (static_cast<Type>(bytes[3])) {
     case Type::kTicket:
       message = read_ticket(r);
+      break;
+    case Type::kReady:
+      message = read_ready(r);
+      break;
+    case Type::kGo:
+      message = read_go(r);
       break;
     case Type::kAbort:
       message = read_abort(r);

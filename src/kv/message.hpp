@@ -4,8 +4,11 @@
 // tests/fuzz/kv_messages.cpp.
 //
 //   receiver -> sender   Ticket   "write the pages of this request there"; long tables take several
-//   receiver -> sender   Abort    "stop this request, then answer Stopped"
+//   sender -> receiver   Ready    "this is the connection I would write on; does the ticket stand?"
+//   receiver -> sender   Go       "it does": nothing is written before; as long as that connection
+//                                 lives, it stands for later tickets too
 //   sender -> receiver   Parts    rides on a transfer: "these pages of these layers are in place"
+//   receiver -> sender   Abort    "stop this request, then answer Stopped"
 //   sender -> receiver   Stopped  "nothing of mine will touch your pages of this request any more"
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -21,7 +24,7 @@
 
 namespace crossdock::kv::message {
 
-inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::uint8_t kVersion = 2;
 // Limits of one message; a notification carries at most 60 KiB.
 inline constexpr std::size_t kMostPages = 12'000;
 inline constexpr std::size_t kMostParts = 2'048;
@@ -32,6 +35,8 @@ struct Ticket {
   // Chosen by the receiver, new for each expectation; the other messages carry it, so that one that
   // is late never speaks of a later use of the same request id.
   std::uint64_t ticket = 0;
+  std::uint64_t life =
+      0;             // of the receiver: differs for each one made; tickets of one are ascending
   ModelShape shape;  // the name does not travel
   LayoutOptions layout;
   std::uint64_t base = 0;       // address of the receiver's pool in its own address space
@@ -41,7 +46,21 @@ struct Ticket {
   std::uint32_t first_page = 0;   // page of the request that pages[0] of the whole table is for
   std::uint32_t total_pages = 0;  // of the whole table
   std::uint32_t chunk_first = 0;  // where `pages` starts in the table
+  std::string address;            // of the receiver's engine, for when its name cannot be dialled
   std::vector<PageId> pages;
+};
+
+struct Ready {
+  RequestId request = 0;
+  std::uint64_t ticket = 0;
+  std::uint32_t sender_rank = 0;
+};
+
+struct Go {
+  RequestId request = 0;
+  std::uint64_t ticket = 0;
+  std::uint64_t life = 0;
+  std::uint64_t later = 0;  // tickets of this life from here on need no Ready on that connection
 };
 
 struct Abort {
@@ -74,7 +93,7 @@ struct Stopped {
   std::string reason;
 };
 
-using Any = std::variant<Ticket, Abort, Parts, Stopped>;
+using Any = std::variant<Ticket, Ready, Go, Parts, Abort, Stopped>;
 
 // Texts are cut to kLongestText. Precondition: pages and parts within the limits.
 std::string encode(const Any& message);

@@ -10,7 +10,10 @@ inline namespace v1 {
 Result<KvReceiver> KvReceiver::create(transfer::Engine& engine, PagePool pool,
                                       ReceiverOptions options) {
   auto core = std::make_shared<detail::ReceiverCore>(engine, std::move(pool), std::move(options));
-  CROSSDOCK_CHECK_OK(core->start(core));
+  if (auto started = core->start(core); !started.ok()) {
+    core->shutdown();
+    return std::move(started).error();
+  }
   return KvReceiver(std::move(core));
 }
 

@@ -4,29 +4,59 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <set>
+#include <string_view>
 
 #include "base/clock.hpp"
+#include "base/worker_thread.hpp"
 
 namespace crossdock::kv {
 inline namespace v1 {
 namespace detail {
+
+using Kind = transfer::Message::Kind;
 
 ReceiverCore::ReceiverCore(transfer::Engine& engine, PagePool pool, ReceiverOptions options)
     : engine_(engine),
       pool_(std::move(pool)),
       options_(std::move(options)),
       // Tickets of an earlier life of this process must not look like ours.
-      next_ticket_(base::now_ns() ^ (engine.instance() << 1)),
+      life_(base::now_ns() ^ (engine.instance() << 1)),
+      next_ticket_(life_ >> 1),  // ascending without an end in sight
       links_(engine, options_.send_timeout) {}
 
+namespace {
+
+// Senders dial the receiver back; one they cannot reach would wait for its deadline.
+Result<> check_address(const std::string& address) {
+  for (const std::string_view everywhere : {"0.0.0.0:", "[::]:"})
+    if (address.starts_with(everywhere))
+      return invalid_argument(
+          fmt::format("the engine of a KV receiver needs an address that senders can dial; {} is "
+                      "none. Set EngineOptions::advertise",
+                      address));
+  return {};
+}
+
+}  // namespace
+
 Result<> ReceiverCore::start(const std::shared_ptr<ReceiverCore>& self) {
+  CROSSDOCK_CHECK_OK(check_address(engine_.address()));
+  CROSSDOCK_TRY(keeper, Keeper::create(engine_, pool_));
+  keeper_ = std::move(keeper);
+  CROSSDOCK_CHECK_OK(links_.start());
+  CROSSDOCK_TRY(clock_thread, base::start_worker("xd-kv-clock", [this] { clock(); }));
+  clock_ = std::move(clock_thread);
+  const auto weak = std::weak_ptr(self);
+  CROSSDOCK_TRY(peers, engine_.watch_peers([weak](const transfer::Message& message) {
+    if (const auto core = weak.lock(); core && message.kind == Kind::kLinkLost)
+      core->on_link_lost(message);
+  }));
+  peers_ = std::move(peers);
   CROSSDOCK_TRY(mailbox, engine_.mailbox(options_.mailbox));
-  CROSSDOCK_TRY(messages, mailbox.on_message([weak = std::weak_ptr(self)](const auto& message) {
+  CROSSDOCK_TRY(messages, mailbox.on_message([weak](const transfer::Message& message) {
     if (const auto core = weak.lock()) core->on_message(message);
   }));
-  messages_in_ = std::move(messages);
-  clock_ = std::thread([this] { clock(); });
+  messages_ = std::move(messages);
   return {};
 }
 
@@ -38,9 +68,11 @@ void ReceiverCore::shutdown() {
   }
   changed_.notify_all();
   clock_wake_.notify_all();
-  messages_in_.end();
+  messages_.end();
+  peers_.end();
   links_.stop();
   if (clock_.joinable()) clock_.join();
+  if (keeper_) keeper_->abandon();
 }
 
 Result<> ReceiverCore::expect(const Expectation& expectation) {
@@ -55,6 +87,7 @@ Result<> ReceiverCore::expect(const Expectation& expectation) {
           fmt::format("request {} is expected already; wait for its end before using the id again",
                       in->request));
     in->ticket = next_ticket_++;
+    in->kept = keeper_->keep(std::move(in->lease));
     requests_[in->request] = in;
     if (in->layers_left == 0) finish(in, effects);
   }
@@ -134,12 +167,14 @@ message::Ticket ReceiverCore::ticket_for(const Incoming& in, std::size_t source)
   message::Ticket ticket;
   ticket.request = in.request;
   ticket.ticket = in.ticket;
+  ticket.life = life_;
   ticket.shape = pool_.layout().shape();
   ticket.layout = pool_.layout().options();
   ticket.base = reinterpret_cast<std::uint64_t>(pool_.base());
   ticket.sender_tp = in.sender_tp;
   ticket.sender_rank = in.sources[source].rank;
   ticket.expires_ms = static_cast<std::uint32_t>(in.expires.remaining_ms());
+  ticket.address = engine_.address();
   ticket.first_page = in.first_page;
   if (in.sources[source].heads.count == 0) return ticket;  // nothing is needed of it
   ticket.total_pages = static_cast<std::uint32_t>(in.pages.size());
@@ -155,10 +190,11 @@ void ReceiverCore::send_ticket(Link& link, const IncomingPtr& in, std::size_t in
   {
     const Lock lock(mutex_);
     Source& source = in->sources[index];
-    if (in->phase == Phase::kStopping || in->phase == Phase::kQuarantined || source.quiesced)
+    if (in->phase == Phase::kStopping || in->phase == Phase::kQuarantined || source.quiesced ||
+        stopped_)
       return;
     if (!peer.ok()) {
-      source.quiesced = source.unreachable = true;
+      source.unreachable = true;
       Error error = peer.error();
       error.message = fmt::format("request {}: sender {} (rank {}) cannot be reached: {}",
                                   in->request, source.name, source.rank, error.message);
@@ -166,6 +202,7 @@ void ReceiverCore::send_ticket(Link& link, const IncomingPtr& in, std::size_t in
     } else {
       source.told = true;
       source.instance = peer->instance();
+      if (open_.contains(source.instance)) begin(*in, source);
       ticket = ticket_for(*in, index);
     }
   }

@@ -8,10 +8,14 @@
 //       v
 //   kQuarantined (wait() returns; pages stay leased) ── proof ─────> kDone (error)
 //
-// A source is quiesced when it never got a ticket, said Stopped, died, or was fenced off. Threads:
-// the engine's control thread brings messages, a link thread for each sender carries tickets,
-// aborts and fences, one clock thread watches deadlines. One mutex guards the state; it is never
-// held while waiting on a peer, calling the engine, or calling back.
+// A source begins with the answer Go to its Ready, and from then on may write to the pages. It is
+// quiesced when it never began, said Stopped, died, or was fenced off. A Go holds for the sender's
+// connection: while that lives, the sender needs no other for later tickets. So an engine that has
+// no connection to this one writes nothing, whatever tickets it has and whenever it wakes up.
+//
+// Threads: the engine's control thread brings messages, links carry tickets, aborts and fences, one
+// clock thread watches deadlines. One mutex guards the state; it is never held while waiting on a
+// peer or calling back, and never when a call of the engine may wait.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,11 +23,13 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <unordered_map>
 
 #include <crossdock/kv/receiver.hpp>
 
+#include "kv/keeper.hpp"
 #include "kv/link.hpp"
 #include "kv/message.hpp"
 
@@ -37,6 +43,7 @@ struct Source {
   std::uint32_t rank = 0;
   std::uint64_t instance = 0;  // 0 until its engine was opened
   bool told = false;           // it may have a ticket
+  bool begun = false;          // it may write
   bool quiesced = false;
   bool unreachable = false;  // not even an Abort can be sent
   HeadRange heads;
@@ -59,7 +66,8 @@ struct Incoming {
   Deadline expires = Deadline::now();    // of the request
   Deadline next_step = Deadline::now();  // when the clock looks at it again
   std::optional<Error> error;
-  PageLease lease;
+  PageLease lease;  // until `kept` has it
+  Keeper::KeptPtr kept;
 };
 
 class ReceiverCore {
@@ -92,6 +100,10 @@ class ReceiverCore {
   message::Ticket ticket_for(const Incoming& in, std::size_t source) const;
 
   void on_message(const transfer::Message& message);
+  void on_link_lost(const transfer::Message& from);
+  void look_for(Link& link, std::uint64_t instance);
+  void on_ready(const transfer::Message& from, const message::Ready& ready);
+  void send_go(Link& link, const IncomingPtr& in);
   void on_parts(const transfer::Message& from, const message::Parts& parts);
   void on_stopped(const transfer::Message& from, const message::Stopped& stopped);
   void on_peer_lost(const transfer::Message& from);
@@ -99,7 +111,11 @@ class ReceiverCore {
                       std::uint32_t rank, IncomingPtr& in);
   void take_part(Incoming& in, Source& source, const message::Part& part, Effects& effects);
 
-  // These four run with the mutex held.
+  // These run with the mutex held.
+  std::vector<std::pair<IncomingPtr, Source*>> sources_where(
+      const std::function<bool(const Source&)>& predicate);
+  void begin(const Incoming& in, Source& source);
+  void quiesce(const Incoming& in, Source& source);
   void fail(const IncomingPtr& in, Error error, Effects& effects);
   void settle(const IncomingPtr& in, Effects& effects);
   void finish(const IncomingPtr& in, Effects& effects);
@@ -107,7 +123,7 @@ class ReceiverCore {
 
   void stop_source(Link& link, const IncomingPtr& in, std::size_t source);
   void try_fence(Link& link, const IncomingPtr& in, std::size_t source);
-  void apply_fence(const std::string& sender, const Result<>& fenced, Effects& effects);
+  void apply_fence(std::uint64_t instance, const Result<>& fenced, Effects& effects);
   void clock();
   void tick(Deadline now, Effects& effects);
   void run(Effects effects);
@@ -116,13 +132,17 @@ class ReceiverCore {
   transfer::Engine& engine_;
   PagePool pool_;
   const ReceiverOptions options_;
-  transfer::Subscription messages_in_;
+  std::shared_ptr<Keeper> keeper_;
+  transfer::Subscription messages_;
+  transfer::Subscription peers_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;     // for waiters
   std::condition_variable clock_wake_;  // an earlier deadline, or the end
   std::unordered_map<RequestId, IncomingPtr> requests_;
-  std::deque<IncomingPtr> history_;             // done, oldest first
-  std::map<std::string, Deadline> next_fence_;  // by sender: not again before
+  std::deque<IncomingPtr> history_;               // done, oldest first
+  std::map<std::uint64_t, Deadline> next_fence_;  // by instance: not again before
+  std::set<std::uint64_t> open_;  // instances that were told Go on a connection that lives
+  const std::uint64_t life_;
   std::uint64_t next_ticket_ = 0;
   std::uint64_t bytes_received_ = 0;
   std::uint64_t ignored_ = 0;

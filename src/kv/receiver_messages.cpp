@@ -26,6 +26,10 @@ void ReceiverCore::on_message(const transfer::Message& message) {
       on_parts(message, *parts);
       return;
     }
+    if (const auto* ready = std::get_if<message::Ready>(&*decoded)) {
+      on_ready(message, *ready);
+      return;
+    }
     if (const auto* stopped = std::get_if<message::Stopped>(&*decoded)) {
       on_stopped(message, *stopped);
       return;
@@ -48,6 +52,51 @@ Source* ReceiverCore::find_source(const transfer::Message& from, RequestId reque
   }
   ++ignored_;
   return nullptr;
+}
+
+// With the mutex held. From now on it takes proof that the source writes no more.
+void ReceiverCore::begin(const Incoming& in, Source& source) {
+  if (source.begun) return;
+  source.begun = true;
+  keeper_->doubt(in.kept, source.instance);
+}
+
+// With the mutex held: there is proof.
+void ReceiverCore::quiesce(const Incoming& in, Source& source) {
+  if (source.begun && !source.quiesced) keeper_->clear(in.kept, source.instance);
+  source.quiesced = true;
+}
+
+// The message came over the connection that the sender would write on; so its end, which is told,
+// ends the writing too.
+void ReceiverCore::on_ready(const transfer::Message& from, const message::Ready& ready) {
+  const Lock lock(mutex_);
+  IncomingPtr in;
+  Source* source = find_source(from, ready.request, ready.ticket, ready.sender_rank, in);
+  if (stopped_ || source == nullptr || in->phase != Phase::kReceiving || source->quiesced) return;
+  open_.insert(from.peer_instance);
+  begin(*in, *source);
+  links_.post(source->name, [this, in](Link& link) { send_go(link, in); });
+}
+
+// On a thread of the link.
+void ReceiverCore::send_go(Link& link, const IncomingPtr& in) {
+  message::Go go{in->request, in->ticket, life_, 0};
+  {
+    const Lock lock(mutex_);
+    go.later = next_ticket_;
+  }
+  const auto sent = link.send(options_.sender_mailbox, message::encode(go));
+  if (sent.ok()) return;
+  Effects effects;
+  {
+    const Lock lock(mutex_);
+    Error error = sent.error();
+    error.message = fmt::format("request {}: answering sender {} failed: {}", in->request,
+                                link.peer_name(), error.message);
+    fail(in, std::move(error), effects);
+  }
+  run(std::move(effects));
 }
 
 void ReceiverCore::on_parts(const transfer::Message& from, const message::Parts& parts) {
@@ -103,7 +152,7 @@ void ReceiverCore::on_stopped(const transfer::Message& from, const message::Stop
     IncomingPtr in;
     Source* source = find_source(from, stopped.request, stopped.ticket, stopped.sender_rank, in);
     if (stopped_ || source == nullptr || in->phase == Phase::kDone) return;
-    source->quiesced = true;
+    quiesce(*in, *source);
     Error error = make_error(stopped.code,
                              fmt::format("request {}: sender {} (rank {}) stopped: {}", in->request,
                                          source->name, source->rank, stopped.reason));
@@ -114,6 +163,35 @@ void ReceiverCore::on_stopped(const transfer::Message& from, const message::Stop
   run(std::move(effects));
 }
 
+namespace {
+
+bool all_arrived(const Source& source) {
+  return std::all_of(source.missing.begin(), source.missing.end(),
+                     [](std::uint32_t pages) { return pages == 0; });
+}
+
+Error lost_error(const Incoming& in, const Source& source, const std::string& progress) {
+  Error error =
+      make_error(Code::kPeerLost, fmt::format("request {}: sender {} (rank {}) was lost: {}",
+                                              in.request, source.name, source.rank, progress));
+  error.scope = Scope::kPeer;
+  error.retry = Retry::kAfterReconnect;
+  return error;
+}
+
+}  // namespace
+
+// With the mutex held: the sources, by `predicate`, of requests that are not done.
+std::vector<std::pair<ReceiverCore::IncomingPtr, Source*>> ReceiverCore::sources_where(
+    const std::function<bool(const Source&)>& predicate) {
+  std::vector<std::pair<IncomingPtr, Source*>> found;
+  for (const auto& [id, in] : requests_)
+    for (Source& source : in->sources)
+      if (in->phase != Phase::kDone && source.told && predicate(source))
+        found.emplace_back(in, &source);
+  return found;
+}
+
 // The dead touch nothing: every request that waits for this sender fails now, every request that
 // waits for its confirmation has it.
 void ReceiverCore::on_peer_lost(const transfer::Message& from) {
@@ -121,26 +199,44 @@ void ReceiverCore::on_peer_lost(const transfer::Message& from) {
   {
     const Lock lock(mutex_);
     if (stopped_) return;
-    std::vector<std::pair<IncomingPtr, Source*>> hit;
-    for (const auto& [id, in] : requests_)
-      for (Source& source : in->sources)
-        if (in->phase != Phase::kDone && source.told && source.instance == from.peer_instance)
-          hit.emplace_back(in, &source);
-    for (const auto& [in, source] : hit) {
-      source->quiesced = true;
-      const bool complete = std::all_of(source->missing.begin(), source->missing.end(),
-                                        [](std::uint32_t pages) { return pages == 0; });
-      if (!complete) {
-        Error error =
-            make_error(Code::kPeerLost,
-                       fmt::format("request {}: sender {} (rank {}) was lost: {}", in->request,
-                                   source->name, source->rank, progress_of(*in)));
-        error.scope = Scope::kPeer;
-        error.retry = Retry::kAfterReconnect;
-        fail(in, std::move(error), effects);
-      }
+    open_.erase(from.peer_instance);
+    next_fence_.erase(from.peer_instance);
+    for (const auto& [in, source] : sources_where(
+             [&](const Source& source) { return source.instance == from.peer_instance; })) {
+      quiesce(*in, *source);
+      if (!all_arrived(*source)) fail(in, lost_error(*in, *source, progress_of(*in)), effects);
       settle(in, effects);
     }
+  }
+  run(std::move(effects));
+}
+
+// The connection to a sender ended, perhaps with the sender: it may have died before it opened this
+// engine, and then nothing else tells. On the engine's control thread.
+void ReceiverCore::on_link_lost(const transfer::Message& from) {
+  const Lock lock(mutex_);
+  if (stopped_) return;
+  std::set<std::string> names;
+  for (const auto& [in, source] : sources_where([&](const Source& source) {
+         return source.instance == from.peer_instance && !all_arrived(source);
+       }))
+    if (in->phase == Phase::kReceiving) names.insert(source->name);
+  for (const std::string& name : names)
+    links_.post(name,
+                [this, instance = from.peer_instance](Link& link) { look_for(link, instance); });
+}
+
+// On a thread of the link: requests of a sender that cannot be reached any more fail.
+void ReceiverCore::look_for(Link& link, std::uint64_t instance) {
+  if (const auto peer = link.peer(); peer.ok() && peer->instance() == instance) return;
+  Effects effects;
+  {
+    const Lock lock(mutex_);
+    if (stopped_) return;
+    for (const auto& [in, source] : sources_where([&](const Source& source) {
+           return source.instance == instance && !all_arrived(source);
+         }))
+      fail(in, lost_error(*in, *source, progress_of(*in)), effects);
   }
   run(std::move(effects));
 }
@@ -153,10 +249,10 @@ void ReceiverCore::fail(const IncomingPtr& in, Error error, Effects& effects) {
   in->next_step = Deadline::in(options_.stop_timeout);
   for (std::size_t i = 0; i < in->sources.size(); ++i) {
     Source& source = in->sources[i];
-    if (source.unreachable || (source.told && source.quiesced)) continue;
-    // Without a ticket it touches nothing, and gets none any more; the Abort spares it the wait.
-    if (!source.told) source.quiesced = true;
-    post_abort(in, i);
+    if (source.told && source.quiesced) continue;
+    // It touches nothing before Go, which it does not get any more; the Abort spares it the wait.
+    if (!source.begun) source.quiesced = true;
+    if (!source.unreachable) post_abort(in, i);
   }
   changed_.notify_all();
   clock_wake_.notify_one();
@@ -177,7 +273,7 @@ void ReceiverCore::finish(const IncomingPtr& in, Effects& effects) {
   if (in->phase != Phase::kQuarantined)
     effects.done.emplace_back(in->request, in->error ? Result<>(*in->error) : Result<>());
   in->phase = Phase::kDone;
-  in->lease.reset();
+  keeper_->end(in->kept);
   for (Source& source : in->sources)
     source.arrived = {};
   history_.push_back(in);
@@ -194,13 +290,13 @@ void ReceiverCore::post_abort(const IncomingPtr& in, std::size_t source) {
               [this, in, source](Link& link) { stop_source(link, in, source); });
 }
 
-// On the link's thread. An Abort that cannot be delivered is followed by a fence at once.
+// On a thread of the link. An Abort that cannot be delivered is followed by a fence at once.
 void ReceiverCore::stop_source(Link& link, const IncomingPtr& in, std::size_t index) {
   message::Abort abort;
   {
     const Lock lock(mutex_);
     const Source& source = in->sources[index];
-    if (source.told && source.quiesced) return;
+    if (source.begun && source.quiesced) return;
     if (in->phase == Phase::kQuarantined) return;  // it does not answer; the clock tries again
     abort = {in->request, in->ticket, in->error->message};
   }
@@ -208,21 +304,27 @@ void ReceiverCore::stop_source(Link& link, const IncomingPtr& in, std::size_t in
     try_fence(link, in, index);
 }
 
-// On the link's thread. A fence speaks for everything its sender does, so that many requests of one
-// sender that hangs cost one wait, not one each.
+// On a thread of the link. A fence speaks for everything its sender does, so that many requests of
+// one sender that hangs cost one wait, not one each.
 void ReceiverCore::try_fence(Link& link, const IncomingPtr& in, std::size_t index) {
+  std::uint64_t instance = 0;
   {
     const Lock lock(mutex_);
-    const auto next = next_fence_.find(link.peer_name());
+    instance = in->sources[index].instance;
+    const auto next = next_fence_.find(instance);
     const bool too_soon = next != next_fence_.end() && !next->second.passed();
-    if (in->sources[index].quiesced || too_soon) return;
+    if (in->sources[index].quiesced || too_soon || stopped_) return;
   }
-  const auto fenced = link.fence(options_.fence_timeout);
+  // Ok also when it has no connection to this engine: it writes nothing, and needs another Go.
+  const auto fenced = link.fence(instance, options_.fence_timeout);
   Effects effects;
   {
     const Lock lock(mutex_);
-    next_fence_.insert_or_assign(link.peer_name(), Deadline::in(options_.fence_timeout));
-    apply_fence(link.peer_name(), fenced, effects);
+    if (fenced.ok())
+      next_fence_.erase(instance);
+    else
+      next_fence_.insert_or_assign(instance, Deadline::in(options_.fence_timeout));
+    apply_fence(instance, fenced, effects);
   }
   changed_.notify_all();
   run(std::move(effects));
@@ -230,29 +332,26 @@ void ReceiverCore::try_fence(Link& link, const IncomingPtr& in, std::size_t inde
 
 // With the mutex held. With proof, every request of the sender is quiesced, and those that still
 // waited for it fail; without, those being stopped go to quarantine.
-void ReceiverCore::apply_fence(const std::string& sender, const Result<>& fenced,
-                               Effects& effects) {
-  std::vector<std::pair<IncomingPtr, Source*>> hit;
-  for (const auto& [id, in] : requests_)
-    for (Source& source : in->sources)
-      if (in->phase != Phase::kDone && source.name == sender && source.told && !source.quiesced)
-        hit.emplace_back(in, &source);
-  for (const auto& [in, source] : hit) {
+void ReceiverCore::apply_fence(std::uint64_t instance, const Result<>& fenced, Effects& effects) {
+  if (fenced.ok()) open_.erase(instance);
+  for (const auto& [in, source] : sources_where([&](const Source& source) {
+         return source.instance == instance && source.begun && !source.quiesced;
+       })) {
     if (fenced.ok()) {
-      source->quiesced = true;
+      quiesce(*in, *source);
       fail(
           in,
           make_error(Code::kPeerLost,
                      fmt::format("request {}: sender {} (rank {}) was fenced off, since it did not "
                                  "answer: {}",
-                                 in->request, sender, source->rank, progress_of(*in))),
+                                 in->request, source->name, source->rank, progress_of(*in))),
           effects);
       settle(in, effects);
     } else if (in->phase == Phase::kStopping) {
       in->phase = Phase::kQuarantined;
       in->error->message +=
           fmt::format("; no proof that {} stopped writing ({}), so its pages stay in quarantine",
-                      sender, fenced.error().message);
+                      source->name, fenced.error().message);
       effects.done.emplace_back(in->request, *in->error);
     }
   }

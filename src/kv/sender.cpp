@@ -9,7 +9,10 @@ inline namespace v1 {
 
 Result<KvSender> KvSender::create(transfer::Engine& engine, PagePool pool, SenderOptions options) {
   auto core = std::make_shared<detail::SenderCore>(engine, std::move(pool), std::move(options));
-  CROSSDOCK_CHECK_OK(core->start());
+  if (auto started = core->start(); !started.ok()) {
+    core->shutdown();
+    return std::move(started).error();
+  }
   return KvSender(std::move(core));
 }
 

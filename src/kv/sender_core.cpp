@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "base/worker_thread.hpp"
+
 namespace crossdock::kv {
 inline namespace v1 {
 namespace detail {
@@ -25,12 +27,15 @@ SenderCore::SenderCore(transfer::Engine& engine, PagePool pool, SenderOptions op
 Result<> SenderCore::start() {
   if (options_.max_inflight == 0)
     return invalid_argument("sender option max_inflight = 0 must be at least 1");
+  CROSSDOCK_CHECK_OK(links_.start());
+  CROSSDOCK_TRY(clock_thread, base::start_worker("xd-kv-clock", [this] { clock(); }));
+  clock_ = std::move(clock_thread);
   CROSSDOCK_TRY(mailbox, engine_.mailbox(options_.mailbox));
-  CROSSDOCK_TRY(messages, mailbox.on_message([weak = weak_from_this()](const auto& message) {
-    if (const auto core = weak.lock()) core->on_message(message);
-  }));
-  messages_in_ = std::move(messages);
-  clock_ = std::thread([this] { clock(); });
+  CROSSDOCK_TRY(subscription,
+                mailbox.on_message([weak = weak_from_this()](const transfer::Message& message) {
+                  if (const auto core = weak.lock()) core->on_message(message);
+                }));
+  subscription_ = std::move(subscription);
   return {};
 }
 
@@ -47,9 +52,27 @@ void SenderCore::shutdown() {
     transfer.cancel();
   changed_.notify_all();
   clock_wake_.notify_all();
-  messages_in_.end();
+  subscription_.end();
   links_.stop();
   if (clock_.joinable()) clock_.join();
+}
+
+void PushedPages::reset(std::uint32_t layers, std::uint32_t pages) {
+  pages_ = pages;
+  pushed_.assign(std::size_t{layers} * pages, false);
+}
+
+bool PushedPages::add(const Push& push, std::uint32_t& repeated) {
+  const auto first = pushed_.begin() + static_cast<std::ptrdiff_t>(
+                                           std::size_t{push.layer} * pages_ + push.first_page);
+  const auto end = first + push.num_pages;
+  const auto found = std::find(first, end, true);
+  if (found != end) {
+    repeated = push.first_page + static_cast<std::uint32_t>(found - first);
+    return false;
+  }
+  std::fill(first, end, true);
+  return true;
 }
 
 // With the mutex held. A request that failed stays what it is, so that late pushes and tickets
@@ -62,6 +85,16 @@ SenderCore::OutgoingPtr SenderCore::find_or_make(RequestId request) {
     active_.push_back(out);
   }
   return out;
+}
+
+// With the mutex held. A request that only a refused ticket named leaves nothing behind: nobody
+// would ever end it. `before` is what had the id.
+void SenderCore::undo_make(const OutgoingPtr& out, const OutgoingPtr& before) {
+  active_.erase(std::remove(active_.begin(), active_.end(), out), active_.end());
+  if (before != nullptr)
+    requests_[out->request] = before;
+  else
+    requests_.erase(out->request);
 }
 
 Result<> SenderCore::push(RequestId request, std::uint32_t layer,
@@ -87,9 +120,16 @@ Result<> SenderCore::push(RequestId request, std::uint32_t layer,
       out->lease = std::move(lease);
       out->pages = std::move(table.pages);
       out->has_table = true;
+      out->pushed.reset(pool_.layout().shape().num_layers, num_pages);
       out->tickets_due = Deadline::in(options_.ticket_timeout);
       clock_wake_.notify_one();
     }
+    std::uint32_t repeated = 0;
+    if (!out->pushed.add({layer, first, count}, repeated))
+      return invalid_argument(
+          fmt::format("push of request {}: page {} of layer {} was pushed before; it may be in use "
+                      "at its destination already",
+                      request, repeated, layer));
     out->pushes.push_back({layer, first, count});
   }
   pump();
@@ -219,6 +259,7 @@ void SenderCore::retire(const OutgoingPtr& out, Effects& effects) {
   out->phase = SendPhase::kDone;
   out->lease.reset();
   out->pushes.clear();
+  out->pushed = {};
   out->pages = {};
   effects.done.emplace_back(out->request, out->error ? Result<>(*out->error) : Result<>());
   active_.erase(std::remove(active_.begin(), active_.end(), out), active_.end());
@@ -251,11 +292,11 @@ void SenderCore::post_stopped(const std::string& peer_name, RequestId request, s
   });
 }
 
-// Every receiver's ticket is here, and whole.
+// Every receiver's ticket is here, and whole, and every receiver said Go.
 bool SenderCore::all_asked(const Outgoing& out) {
   return out.num_destinations && out.destinations.size() == *out.num_destinations &&
          std::all_of(out.destinations.begin(), out.destinations.end(),
-                     [](const auto& entry) { return entry.second->complete; });
+                     [](const auto& entry) { return entry.second->complete && entry.second->go; });
 }
 
 std::optional<Deadline> SenderCore::due_time(const Outgoing& out) const {

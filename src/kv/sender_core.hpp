@@ -1,5 +1,8 @@
 // SenderCore: what is pushed, who asked for it, which transfers run.
 //
+// A receiver's ticket makes it a destination; a sender writes to it once the receiver has answered
+// Go to its Ready, or when an earlier Go stands for the connection: see receiver_core.hpp.
+//
 //   kActive ── finished, every receiver's parts delivered ──> kDone (ok)
 //      │ abort by either side, failed transfer, lost receiver, timeout
 //      v
@@ -37,7 +40,19 @@ struct Push {
   std::uint32_t num_pages = 0;
 };
 
-// One receiver that asked for the request. Immutable once `complete`, except for the progress.
+// Which pages of which layers were pushed: each may be pushed once.
+class PushedPages {
+ public:
+  void reset(std::uint32_t layers, std::uint32_t pages);
+  // False, and nothing is noted, when one of them was there already; `repeated` is the first.
+  bool add(const Push& push, std::uint32_t& repeated);
+
+ private:
+  std::uint32_t pages_ = 0;
+  std::vector<bool> pushed_;  // [layer][page]
+};
+
+// One receiver that asked for the request. Its table and `peer` do not change once `complete`.
 struct Destination {
   explicit Destination(const PageLayout& receiver_layout) : layout(receiver_layout) {}
   std::string peer_name;
@@ -52,6 +67,8 @@ struct Destination {
   std::uint32_t total_pages = 0;
   Deadline expires = Deadline::now();
   bool complete = false;      // all chunks of the ticket are here
+  bool go = false;            // the receiver lets this sender write over `peer`
+  std::uint64_t epoch = 0;    // of `peer`, as its link counts
   bool told = false;          // Stopped was sent, or the receiver died
   std::size_t next_push = 0;  // pushes before it were taken
   std::map<std::uint64_t, std::optional<transfer::Transfer>> inflight;  // by token
@@ -66,6 +83,7 @@ struct Outgoing {
   bool has_table = false;
   PageLease lease;
   std::deque<Push> pushes;
+  PushedPages pushed;
   bool finished = false;
   std::optional<std::size_t> num_destinations;  // known from the first ticket
   std::map<std::uint32_t, std::shared_ptr<Destination>> destinations;  // by receiver rank
@@ -98,6 +116,13 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
     std::uint64_t token = 0;
     std::vector<Push> pushes;
   };
+  // A Go that holds for later tickets as well.
+  struct Standing {
+    std::uint64_t instance = 0;
+    std::uint64_t epoch = 0;  // of the connection
+    std::uint64_t life = 0;   // of the receiver
+    std::uint64_t later = 0;  // the first ticket that it holds for
+  };
   // What has to be called once the mutex is free.
   struct Effects {
     std::vector<transfer::Transfer> cancel;
@@ -109,10 +134,15 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   void on_ticket(const transfer::Message& from, message::Ticket ticket);
   void on_abort(const transfer::Message& from, const message::Abort& abort);
   void on_peer_lost(const transfer::Message& from);
+  void on_go(const transfer::Message& from, const message::Go& go);
   void accept_ticket(Link& link, std::uint64_t instance, const message::Ticket& ticket);
+  void ask_for_go(Link& link, const message::Ticket& ticket);
   void lose_ticket(const std::string& receiver, const message::Ticket& ticket,
                    const std::string& why, Effects& effects);
-  Result<> add_chunk(const transfer::Peer& peer, const message::Ticket& ticket, Effects& effects);
+  // What a ticket led to: refused, or served, and whether its receiver must be asked for Go.
+  Result<bool> add_ticket(const Link& link, const transfer::Peer& peer,
+                          const message::Ticket& ticket, Effects& effects);
+  Result<DestinationPtr> add_chunk(Outgoing& out, const message::Ticket& ticket);
   Result<DestinationPtr> destination_for(Outgoing& out, const message::Ticket& ticket);
   Result<DestinationPtr> new_destination(Outgoing& out, const message::Ticket& ticket);
 
@@ -130,6 +160,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
 
   // These run with the mutex held.
   OutgoingPtr find_or_make(RequestId request);
+  void undo_make(const OutgoingPtr& out, const OutgoingPtr& before);
   void fail(const OutgoingPtr& out, Error error, Effects& effects);
   void settle(const OutgoingPtr& out, Effects& effects);
   void retire(const OutgoingPtr& out, Effects& effects);
@@ -146,7 +177,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   transfer::Engine& engine_;
   PagePool pool_;
   const SenderOptions options_;
-  transfer::Subscription messages_in_;
+  transfer::Subscription subscription_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;     // for waiters
   std::condition_variable clock_wake_;  // a new deadline, refused work, or the end
@@ -154,6 +185,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   std::deque<OutgoingPtr> active_;   // in order of arrival: earlier requests are served first
   std::deque<OutgoingPtr> history_;  // done, oldest first
   std::deque<Work> refused_;  // the engine was full; tried again by the clock or a completion
+  std::map<std::string, Standing> standing_;  // by receiver name
   std::size_t inflight_ = 0;
   bool pumping_ = false;  // one thread submits; completions inside submit() must not recurse
   bool pump_again_ = false;

@@ -22,6 +22,8 @@ void SenderCore::on_message(const transfer::Message& message) {
     on_ticket(message, std::move(*ticket));
   else if (const auto* abort = std::get_if<message::Abort>(&*decoded))
     on_abort(message, *abort);
+  else if (const auto* go = std::get_if<message::Go>(&*decoded))
+    on_go(message, *go);
 }
 
 // Opening the receiver may wait on it, so the rest happens on the thread of its link.
@@ -31,17 +33,50 @@ void SenderCore::on_ticket(const transfer::Message& from, message::Ticket ticket
 }
 
 void SenderCore::accept_ticket(Link& link, std::uint64_t instance, const message::Ticket& ticket) {
-  const auto peer = link.peer();
+  const auto peer = link.peer(instance, ticket.address);
   Effects effects;
+  bool ask = false;
   if (!peer.ok()) {
     lose_ticket(link.peer_name(), ticket, peer.error().message, effects);
-  } else if (peer->instance() != instance) {
-    lose_ticket(link.peer_name(), ticket, "another process answers at its address", effects);
   } else {
     const Lock lock(mutex_);
     if (stopped_) return;
-    const auto added = add_chunk(*peer, ticket, effects);
+    const auto added = add_ticket(link, *peer, ticket, effects);
     if (!added.ok()) post_stopped(link.peer_name(), ticket.request, ticket.ticket, added.error());
+    ask = added.ok() && *added;
+  }
+  if (ask) ask_for_go(link, ticket);
+  run(std::move(effects));
+  pump();
+}
+
+// The question goes over the connection that the transfers would take; so it tells the receiver
+// whose end to watch. Without an answer the request expires as any other.
+void SenderCore::ask_for_go(Link& link, const message::Ticket& ticket) {
+  const message::Ready ready{ticket.request, ticket.ticket, ticket.sender_rank};
+  const auto sent = link.send(options_.receiver_mailbox, message::encode(ready));
+  if (sent.ok()) return;
+  Effects effects;
+  lose_ticket(link.peer_name(), ticket, sent.error().message, effects);
+  run(std::move(effects));
+}
+
+// On the engine's control thread.
+void SenderCore::on_go(const transfer::Message& from, const message::Go& go) {
+  Effects effects;
+  {
+    const Lock lock(mutex_);
+    const auto found = requests_.find(go.request);
+    if (stopped_ || found == requests_.end()) return;
+    const OutgoingPtr out = found->second;
+    for (const auto& [rank, to] : out->destinations) {
+      if (to->ticket != go.ticket || to->instance != from.peer_instance || to->go) continue;
+      to->go = true;
+      standing_.insert_or_assign(to->peer_name,
+                                 Standing{to->instance, to->epoch, go.life, go.later});
+      if (all_asked(*out)) effects.asked.push_back(out->request);
+    }
+    settle(out, effects);
   }
   run(std::move(effects));
   pump();
@@ -67,36 +102,58 @@ void SenderCore::lose_ticket(const std::string& receiver, const message::Ticket&
   fail(out, std::move(error), effects);
 }
 
-// With the mutex held.
-Result<> SenderCore::add_chunk(const transfer::Peer& peer, const message::Ticket& ticket,
-                               Effects& effects) {
+// With the mutex held. True when the receiver must be asked for Go.
+Result<bool> SenderCore::add_ticket(const Link& link, const transfer::Peer& peer,
+                                    const message::Ticket& ticket, Effects& effects) {
+  const auto known = requests_.find(ticket.request);
+  const OutgoingPtr before = known == requests_.end() ? nullptr : known->second;
   const OutgoingPtr out = find_or_make(ticket.request);
   if (out->error) return *out->error;
-  CROSSDOCK_TRY(to, destination_for(*out, ticket));
-  if (ticket.chunk_first != to->pages.size())
-    return invalid_argument(fmt::format("ticket of request {}: pages [{}, ..) after {} pages",
-                                        ticket.request, ticket.chunk_first, to->pages.size()));
-  to->pages.insert(to->pages.end(), ticket.pages.begin(), ticket.pages.end());
-  to->peer = peer;
-  to->peer_name = peer.name();
-  to->instance = peer.instance();
+  auto added = add_chunk(*out, ticket);
+  if (!added.ok()) {
+    if (out != before) undo_make(out, before);
+    return std::move(added).error();
+  }
+  const DestinationPtr& to = *added;
+  if (!to->peer) {
+    to->peer = peer;
+    to->peer_name = link.peer_name();
+    to->instance = peer.instance();
+    to->epoch = link.epoch();
+  }
   to->complete = to->pages.size() == to->total_pages;
-  if (to->complete && all_asked(*out)) effects.asked.push_back(out->request);
+  const auto standing = standing_.find(to->peer_name);
+  // Where nothing is written there is nothing to ask for.
+  to->go = to->heads.count == 0 || to->total_pages == 0 ||
+           (standing != standing_.end() && standing->second.epoch == to->epoch &&
+            standing->second.life == ticket.life && standing->second.later <= ticket.ticket);
+  if (all_asked(*out)) effects.asked.push_back(out->request);
   clock_wake_.notify_one();
   settle(out, effects);
-  return {};
+  return to->complete && !to->go;
 }
 
-// The destination that the ticket continues, or a new one.
-Result<SenderCore::DestinationPtr> SenderCore::destination_for(Outgoing& out,
-                                                               const message::Ticket& ticket) {
+// The destination, longer by the ticket's pages.
+Result<SenderCore::DestinationPtr> SenderCore::add_chunk(Outgoing& out,
+                                                         const message::Ticket& ticket) {
   const auto found = out.destinations.find(ticket.layout.tp_rank);
-  if (found == out.destinations.end()) return new_destination(out, ticket);
-  if (found->second->ticket == ticket.ticket && !found->second->complete) return found->second;
-  return make_error(Code::kBusy,
-                    fmt::format("receiver rank {} of request {} is served already, "
-                                "for {}",
-                                ticket.layout.tp_rank, ticket.request, found->second->peer_name));
+  const bool known = found != out.destinations.end();
+  if (known && (found->second->ticket != ticket.ticket || found->second->complete))
+    return make_error(Code::kBusy,
+                      fmt::format("receiver rank {} of request {} is served already, "
+                                  "for {}",
+                                  ticket.layout.tp_rank, ticket.request, found->second->peer_name));
+  const std::size_t here = known ? found->second->pages.size() : 0;
+  if (ticket.chunk_first != here)
+    return invalid_argument(fmt::format("ticket of request {}: pages [{}, ..) after {} pages",
+                                        ticket.request, ticket.chunk_first, here));
+  DestinationPtr to = known ? found->second : nullptr;
+  if (!known) {
+    CROSSDOCK_TRY(made, new_destination(out, ticket));
+    to = std::move(made);
+  }
+  to->pages.insert(to->pages.end(), ticket.pages.begin(), ticket.pages.end());
+  return to;
 }
 
 Result<SenderCore::DestinationPtr> SenderCore::new_destination(Outgoing& out,
@@ -169,6 +226,8 @@ void SenderCore::on_peer_lost(const transfer::Message& from) {
   Effects effects;
   {
     const Lock lock(mutex_);
+    std::erase_if(standing_,
+                  [&](const auto& entry) { return entry.second.instance == from.peer_instance; });
     for (const auto& out : std::vector<OutgoingPtr>(active_.begin(), active_.end())) {
       for (const auto& [rank, to] : out->destinations) {
         if (to->instance != from.peer_instance) continue;

@@ -93,7 +93,8 @@ std::optional<SenderCore::Work> SenderCore::work_for(const OutgoingPtr& out,
                                                      const DestinationPtr& to) {
   const std::size_t most = options_.mode == SendMode::kBatch ? message::kMostParts : 1;
   Work work{out, to, 0, {}};
-  while (to->complete && to->next_push < out->pushes.size() && work.pushes.size() < most) {
+  while (to->complete && to->go && to->next_push < out->pushes.size() &&
+         work.pushes.size() < most) {
     const Push push = clip(out->pushes[to->next_push++], *to);
     if (push.num_pages > 0) work.pushes.push_back(push);
   }

@@ -25,7 +25,10 @@ Seeds seeds() {
   ticket.layout = {.num_pages = 64, .page_tokens = 16};
   ticket.total_pages = 3;
   ticket.pages = {1, 2, 63};
-  return {message::encode(ticket), message::encode(message::Abort{7, 1, "gone"}),
+  return {message::encode(ticket),
+          message::encode(message::Ready{7, 1, 0}),
+          message::encode(message::Go{7, 1, 2, 3}),
+          message::encode(message::Abort{7, 1, "gone"}),
           message::encode(message::Parts{7, 1, 0, {{0, 48, 0, 512}, {3, 1, 512, 4}}}),
           message::encode(message::Stopped{7, 1, 0, Code::kPeerLost, "lost"})};
 }

@@ -3,6 +3,7 @@
 //            release ID | poison BYTE | free | close | asked ID MS (a receiver asked for it)
 //   decode:  expect ID PAGES MS SENDER... | wait_layer ID LAYER MS | wait ID MS | verify ID |
 //            abort ID | release ID | poison BYTE | check BYTE | free
+//   either:  quarantined | hear MAILBOX MS (a message came, and nobody else takes it)
 // Answers are "ok", "error TEXT", or numbers.
 // SPDX-License-Identifier: Apache-2.0
 #include "multiproc/kv_worker.hpp"
@@ -53,7 +54,7 @@ class Rank {
   }
   void become_decode() {
     kv::ReceiverOptions options;
-    options.send_timeout = options.stop_timeout = options.fence_timeout = 1'000ms;
+    options.stop_timeout = options.fence_timeout = 1'000ms;
     receiver_.emplace(kv::KvReceiver::create(engine_, pool_, options).value());
   }
   const std::string& name() const { return engine_.name(); }
@@ -66,6 +67,7 @@ class Rank {
     if (verb == "free") return std::to_string(pool_.stats().free);
     if (verb == "quarantined") return std::to_string(pool_.stats().quarantined);
     if (verb == "close") return close();
+    if (verb == "hear") return hear(in);
     kv::RequestId id = 0;
     in >> id;
     if (verb == "release") return answer(pool_.release(id));
@@ -85,6 +87,13 @@ class Rank {
       if (const auto closed = sender_->close(Deadline::in(10s)); !closed.ok())
         return answer(closed);
     return answer(engine_.close(Deadline::in(10s)));
+  }
+
+  std::string hear(std::istringstream& in) {
+    std::string name;
+    in >> name;
+    const auto heard = engine_.mailbox(name).value().receive(read_deadline(in));
+    return heard.ok() ? "ok" : "error " + heard.error().describe();
   }
 
   // Waits until every page of the pool can be had: nothing in use or quarantine.

@@ -25,6 +25,7 @@ struct KvClusterOptions {
   kv::SenderOptions sender = {};
   kv::ReceiverOptions receiver = {};
   std::string transport = "auto";
+  std::string decode_name = {};  // of the engines of decode; empty is their address
 };
 
 // The engine is first, so that it outlives what uses it.
@@ -52,12 +53,12 @@ class KvCluster {
   explicit KvCluster(const KvClusterOptions& options) : options_(options) {
     for (std::uint32_t rank = 0; rank < options.prefill_tp; ++rank)
       prefill.push_back(std::make_unique<KvPrefillRank>(
-          make_engine(), layout_of(options.prefill_layout, options.prefill_tp, rank),
+          make_engine(""), layout_of(options.prefill_layout, options.prefill_tp, rank),
           options.sender));
     for (std::uint32_t rank = 0; rank < options.decode_tp; ++rank)
       decode.push_back(std::make_unique<KvDecodeRank>(
-          make_engine(), layout_of(options.decode_layout, options.decode_tp, rank),
-          options.receiver));
+          make_engine(options.decode_name),
+          layout_of(options.decode_layout, options.decode_tp, rank), options.receiver));
   }
 
   std::vector<std::unique_ptr<KvPrefillRank>> prefill;
@@ -122,8 +123,9 @@ class KvCluster {
   }
 
  private:
-  transfer::Engine make_engine() const {
+  transfer::Engine make_engine(const std::string& name) const {
     transfer::EngineOptions engine;
+    engine.name = name;
     engine.config["transport.enabled"] = options_.transport;
     return transfer::Engine::create(engine).value();
   }

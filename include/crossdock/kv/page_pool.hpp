@@ -37,6 +37,7 @@ inline namespace v1 {
 using RequestId = std::uint64_t;
 
 namespace detail {
+class Keeper;
 class PoolCore;
 struct PoolTable;
 }  // namespace detail
@@ -119,6 +120,7 @@ class CROSSDOCK_API PagePool {
   [[nodiscard]] PoolStats stats() const;
 
  private:
+  friend class detail::Keeper;
   explicit PagePool(std::shared_ptr<detail::PoolCore> core) : core_(std::move(core)) {}
   std::shared_ptr<detail::PoolCore> core_;
 };

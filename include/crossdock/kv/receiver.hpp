@@ -17,10 +17,12 @@
 //      │<────────── Stopped│                               │<────────── Stopped│
 //   lease ends: pages free                              lease ends: pages free
 //
-// A sender that died counts as stopped. One that does not answer is fenced off by the engine; when
-// even that brings no proof, the request fails but its pages stay in quarantine until there is one.
+// A sender that died counts as stopped, and so does one that has not been told to go ahead yet. One
+// that does not answer is fenced off by the engine; when even that brings no proof, the request
+// fails but its pages stay in quarantine until there is one.
 // KvReceiver is thread-safe. The engine must outlive it. Destruction tells nobody and waits at most
-// ReceiverOptions::send_timeout for a message under way.
+// ReceiverOptions::send_timeout for a message under way; pages that a sender may still write to
+// stay in quarantine until that sender is lost or fenced off. Prefer close().
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -77,6 +79,9 @@ struct ReceiverStats {
 
 class CROSSDOCK_API KvReceiver {
  public:
+  // kBusy when the mailbox has a receiver, or anybody else, that takes its messages: end that one
+  // first, or use another mailbox. kInvalidArgument when the engine listens on all addresses and
+  // advertises none: senders could not dial it.
   static Result<KvReceiver> create(transfer::Engine& engine, PagePool pool,
                                    ReceiverOptions options = {});
   KvReceiver(KvReceiver&&) noexcept;
@@ -96,7 +101,8 @@ class CROSSDOCK_API KvReceiver {
   void abort(RequestId request, std::string reason);
 
   [[nodiscard]] ReceiverStats stats() const;
-  // Aborts what is active and waits until it is quiesced.
+  // Aborts what is active and waits until it is quiesced. kDeadline: not all of it; the receiver
+  // goes on trying until it is destroyed, and the pages in doubt stay in quarantine even then.
   Result<> close(Deadline deadline);
 
  private:

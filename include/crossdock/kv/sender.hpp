@@ -63,7 +63,8 @@ struct SenderStats {
 
 class CROSSDOCK_API KvSender {
  public:
-  // The tensor-parallel size and rank are those of the pool's layout.
+  // The tensor-parallel size and rank are those of the pool's layout. kBusy when the mailbox has a
+  // sender, or anybody else, that takes its messages: end that one first, or use another mailbox.
   static Result<KvSender> create(transfer::Engine& engine, PagePool pool,
                                  SenderOptions options = {});
   KvSender(KvSender&&) noexcept;
@@ -72,7 +73,8 @@ class CROSSDOCK_API KvSender {
 
   // `layer` of all pages of the request's block table is computed and will not change until the
   // request is done. kCancelled (with the reason) when the request was aborted, by either side;
-  // kNotFound when it has no block table; kInvalidArgument for a bad layer or after finish().
+  // kNotFound when it has no block table; kInvalidArgument for a bad layer, after finish(), and for
+  // pages of this layer that were pushed before: the receiver may use them for something else.
   Result<> push(RequestId request, std::uint32_t layer);
   // The same for the request's pages [first_page, first_page + num_pages), for chunked prefill.
   Result<> push(RequestId request, std::uint32_t layer, std::uint32_t first_page,

@@ -170,7 +170,6 @@ TEST(Handover, ChunkedPushesCompleteALayerOnlyWhenAllPagesAreThere) {
   for (std::uint32_t layer = 0; layer < 3; ++layer)
     cluster.fill(2, layer);
   ASSERT_TRUE(sender.push(2, 0, 0, 4).ok());
-  ASSERT_TRUE(sender.push(2, 0, 0, 4).ok());  // twice the same half is not the whole
   for (std::uint32_t layer = 1; layer < 3; ++layer)
     ASSERT_TRUE(sender.push(2, layer).ok());
   ASSERT_TRUE(receiver.wait(2, 2, soon()).ok());
@@ -417,6 +416,11 @@ TEST(HandoverEnd, AReceiverThatDiesBeforeItsTicketIsAcceptedFailsTheRequest) {
   };
   KvCluster cluster(options);
   auto& prefill = *cluster.prefill[0];
+  // Once Go stands for the connection, on_asked runs on the link's thread: so it can be held.
+  cluster.admit_and_expect(7, 2, soon());
+  cluster.send(7);
+  ASSERT_TRUE(prefill.sender.wait(7, soon()).ok());
+  ASSERT_TRUE(prefill.pool.release(7).ok());
   cluster.admit_and_expect(1, 2, soon());
   ASSERT_EQ(held.get_future().wait_for(20s), std::future_status::ready);
   ASSERT_TRUE(prefill.pool.admit({.request = 2, .num_pages = 8}).ok());

@@ -26,12 +26,17 @@ Ticket sample_ticket() {
   t.expires_ms = 30'000;
   t.first_page = 32;
   t.total_pages = 3;
+  t.life = 17;
+  t.address = "10.0.0.1:7000";
   t.pages = {5, 7, 999};
   return t;
 }
 
 std::vector<Any> samples() {
-  return {sample_ticket(), Abort{9, 5, "the client went away"},
+  return {sample_ticket(),
+          Ready{7, 5, 3},
+          Go{7, 5, 11, 6},
+          Abort{9, 5, "the client went away"},
           Parts{7, 5, 1, {{0, 48, 0, 512}, {3, 1, 512, 4}}},
           Stopped{8, 5, 2, Code::kPeerLost, "lost"}};
 }
@@ -47,6 +52,8 @@ TEST(Message, RoundTripsKeepEveryField) {
   const auto back = decode(encode(sample_ticket())).value();
   const auto& ticket = std::get<Ticket>(back);
   EXPECT_TRUE(ticket.shape.same_bytes(sample_ticket().shape));
+  EXPECT_EQ(ticket.life, 17u);
+  EXPECT_EQ(ticket.address, "10.0.0.1:7000");
   EXPECT_EQ(ticket.layout.cell, CellOrder::kHeadMajor);
   EXPECT_THAT(ticket.pages, testing::ElementsAre(5, 7, 999));
 }
@@ -65,7 +72,7 @@ TEST(Message, AnotherVersionIsNamed) {
   bytes[2] = 9;
   const auto result = decode(bytes);
   ASSERT_EQ(result.code(), Code::kIncompatible);
-  EXPECT_THAT(result.error().message, testing::HasSubstr("version 9; this side speaks version 1"));
+  EXPECT_THAT(result.error().message, testing::HasSubstr("version 9; this side speaks version 2"));
 }
 
 TEST(Message, LyingCountsDoNotAllocate) {

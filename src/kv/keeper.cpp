@@ -1,0 +1,76 @@
+// See keeper.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "kv/keeper.hpp"
+
+#include "kv/pool_core.hpp"
+
+namespace crossdock::kv {
+inline namespace v1 {
+namespace detail {
+
+Result<std::shared_ptr<Keeper>> Keeper::create(transfer::Engine& engine, const PagePool& pool) {
+  std::shared_ptr<Keeper> keeper(new Keeper(pool.core_));
+  CROSSDOCK_TRY(
+      losses, engine.watch_peers([weak = std::weak_ptr(keeper)](const transfer::Message& message) {
+        if (message.kind != transfer::Message::Kind::kPeerLost) return;
+        if (const auto self = weak.lock()) self->on_peer_lost(message.peer_instance);
+      }));
+  keeper->losses_ = std::move(losses);
+  return keeper;
+}
+
+Keeper::KeptPtr Keeper::keep(PageLease lease) {
+  auto kept = std::make_shared<Kept>();
+  kept->lease = std::move(lease);
+  const std::lock_guard lock(mutex_);
+  kept_.insert(kept);
+  return kept;
+}
+
+void Keeper::doubt(const KeptPtr& kept, std::uint64_t instance) {
+  const std::lock_guard lock(mutex_);
+  kept->in_doubt.insert(instance);
+}
+
+void Keeper::clear(const KeptPtr& kept, std::uint64_t instance) {
+  const std::lock_guard lock(mutex_);
+  const auto found = kept->in_doubt.find(instance);
+  if (found != kept->in_doubt.end()) kept->in_doubt.erase(found);
+}
+
+void Keeper::end(const KeptPtr& kept) {
+  const std::lock_guard lock(mutex_);
+  kept_.erase(kept);
+  kept->lease.reset();
+}
+
+void Keeper::on_peer_lost(std::uint64_t instance) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& kept : kept_)
+    kept->in_doubt.erase(instance);
+  if (abandoned_) end_quiet();
+}
+
+void Keeper::abandon() {
+  const std::lock_guard lock(mutex_);
+  abandoned_ = true;
+  pool_->hold(shared_from_this());
+  end_quiet();
+}
+
+// With the mutex held, of a receiver that is gone.
+void Keeper::end_quiet() {
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    if (!(*it)->in_doubt.empty()) {
+      ++it;
+      continue;
+    }
+    (*it)->lease.reset();
+    it = kept_.erase(it);
+  }
+  if (kept_.empty()) pool_->let_go(this);
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace crossdock::kv
