@@ -32,10 +32,9 @@ class DecodeWorker {
       : options_(options), plan_(std::move(plan)), channel_(channel) {}
 
   Result<> run() {
-    CROSSDOCK_TRY(engine, make_engine(options_));
-    const auto layout = kv::PageLayout::create(plan_.shape, plan_.layout).value();
-    CROSSDOCK_TRY(pool, kv::PagePool::create(engine, layout));
-    pool_.emplace(std::move(pool));
+    CROSSDOCK_TRY(rank, make_rank(options_, plan_));
+    transfer::Engine& engine = rank.engine;
+    pool_ = rank.pool;
     kv::ReceiverOptions receiver_options;
     receiver_options.on_layer = [this](kv::RequestId request, std::uint32_t layer) {
       if (!is_warm_up(request)) channel_.send(Kind::kLayerArrived, request, layer);
@@ -44,8 +43,7 @@ class DecodeWorker {
       if (!is_warm_up(request) && result.ok()) channel_.send(Kind::kComplete, request);
     };
     CROSSDOCK_TRY(receiver, kv::KvReceiver::create(engine, *pool_, receiver_options));
-    channel_.send(Kind::kHello, 0, 0, engine.name());
-    CROSSDOCK_TRY(start, channel_.receive(Deadline::in(std::chrono::seconds(30))));
+    CROSSDOCK_TRY(start, say_hello(channel_, engine));
     sender_ = start.text;
     CROSSDOCK_CHECK_OK(warm_up(receiver));
     const std::uint64_t cpu_before = base::process_cpu_ns();
@@ -53,7 +51,8 @@ class DecodeWorker {
     const auto played = play(receiver);
     if (broken_) channel_.send(pool_event(*pool_));  // before the pages come back
     const auto closed = receiver.close(Deadline::in(std::chrono::seconds(20)));
-    report_end(cpu_before, receiver.stats().bytes_received - received_before);
+    report_end(channel_, *pool_, cpu_before, receiver.stats().bytes_received - received_before,
+               shared_pages_);
     CROSSDOCK_CHECK_OK(played);
     if (!broken_) CROSSDOCK_CHECK_OK(closed);
     wait_for_end(channel_);
@@ -170,16 +169,6 @@ class DecodeWorker {
     channel_.send(Kind::kFailed, id, 0, why);
     const std::lock_guard lock(mutex_);
     broken_ = true;
-  }
-
-  void report_end(std::uint64_t cpu_before, std::uint64_t bytes) {
-    channel_.send(pool_event(*pool_));
-    Event event;
-    event.kind = Kind::kSummary;
-    event.bytes = bytes;
-    event.pages = shared_pages_;
-    event.value = static_cast<double>(base::process_cpu_ns() - cpu_before) / 1e9;
-    channel_.send(event);
   }
 
   const Options& options_;

@@ -68,10 +68,9 @@ class PrefillWorker {
       : options_(options), plan_(std::move(plan)), channel_(channel) {}
 
   Result<> run() {
-    CROSSDOCK_TRY(engine, make_engine(options_));
-    const auto layout = kv::PageLayout::create(plan_.shape, plan_.layout).value();
-    CROSSDOCK_TRY(pool, kv::PagePool::create(engine, layout));
-    pool_.emplace(std::move(pool));
+    CROSSDOCK_TRY(rank, make_rank(options_, plan_));
+    transfer::Engine& engine = rank.engine;
+    pool_ = rank.pool;
     kv::SenderOptions sender_options;
     sender_options.mode = options_.mode == "batch" ? kv::SendMode::kBatch : kv::SendMode::kStreamed;
     sender_options.ticket_timeout = kPatience;
@@ -80,13 +79,12 @@ class PrefillWorker {
       on_done(request, result);
     };
     CROSSDOCK_TRY(sender, kv::KvSender::create(engine, *pool_, sender_options));
-    channel_.send(Kind::kHello, 0, 0, engine.name());
-    CROSSDOCK_TRY(start, channel_.receive(Deadline::in(std::chrono::seconds(30))));
+    CROSSDOCK_TRY(start, say_hello(channel_, engine));
     rate_ = start.value;
     CROSSDOCK_CHECK_OK(warm_up(sender));
     const std::uint64_t cpu_before = base::process_cpu_ns();
     const auto played = play(sender);
-    report_end(cpu_before, sender);
+    report_end(channel_, *pool_, cpu_before, sender.stats().bytes_sent);
     CROSSDOCK_CHECK_OK(played);
     wait_for_end(channel_);
     CROSSDOCK_CHECK_OK(sender.close(Deadline::in(std::chrono::seconds(5))));
@@ -204,15 +202,6 @@ class PrefillWorker {
   static void keep_pace(std::uint64_t until_ns) {
     const std::uint64_t now = base::now_ns();
     if (now < until_ns) std::this_thread::sleep_for(std::chrono::nanoseconds(until_ns - now));
-  }
-
-  void report_end(std::uint64_t cpu_before, const kv::KvSender& sender) {
-    channel_.send(pool_event(*pool_));
-    Event event;
-    event.kind = Kind::kSummary;
-    event.bytes = sender.stats().bytes_sent;
-    event.value = static_cast<double>(base::process_cpu_ns() - cpu_before) / 1e9;
-    channel_.send(event);
   }
 
   const Options& options_;

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/clock.hpp"
 #include "kv/pattern.hpp"
 
 namespace crossdock::tools::pd {
@@ -19,11 +20,19 @@ kv::pattern::PageContent content_of(const kv::PagePool& pool, const Job& job, st
 
 }  // namespace
 
-Result<transfer::Engine> make_engine(const Options& options) {
-  transfer::EngineOptions engine;
-  engine.listen = "127.0.0.1:0";
-  engine.config["transport.enabled"] = options.transport;
-  return transfer::Engine::create(std::move(engine));
+Result<Rank> make_rank(const Options& options, const Plan& plan) {
+  transfer::EngineOptions engine_options;
+  engine_options.listen = "127.0.0.1:0";
+  engine_options.config["transport.enabled"] = options.transport;
+  CROSSDOCK_TRY(engine, transfer::Engine::create(std::move(engine_options)));
+  CROSSDOCK_TRY(layout, kv::PageLayout::create(plan.shape, plan.layout));
+  CROSSDOCK_TRY(pool, kv::PagePool::create(engine, layout));
+  return Rank{std::move(engine), std::move(pool)};
+}
+
+Result<Event> say_hello(Channel& channel, const transfer::Engine& engine) {
+  channel.send(Event::Kind::kHello, 0, 0, engine.name());
+  return channel.receive(Deadline::in(std::chrono::seconds(30)));
 }
 
 std::vector<Job> warm_up_jobs(std::uint32_t pages, std::uint32_t page_tokens) {
@@ -66,6 +75,17 @@ Event pool_event(const kv::PagePool& pool) {
   event.pages = stats.in_use | std::uint64_t{stats.quarantined} << 32;
   event.bytes = stats.total;
   return event;
+}
+
+void report_end(Channel& channel, const kv::PagePool& pool, std::uint64_t cpu_before,
+                std::uint64_t bytes, std::uint64_t shared_pages) {
+  channel.send(pool_event(pool));
+  Event event;
+  event.kind = Event::Kind::kSummary;
+  event.bytes = bytes;
+  event.pages = shared_pages;
+  event.value = static_cast<double>(base::process_cpu_ns() - cpu_before) / 1e9;
+  channel.send(event);
 }
 
 void wait_for_end(Channel& channel) {

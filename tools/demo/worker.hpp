@@ -18,8 +18,14 @@ namespace crossdock::tools::pd {
 // How long a worker waits for what is not on trial: pages, the warm-up, the other one's first word.
 inline constexpr std::chrono::seconds kPatience{60};
 
-// An engine that uses the chosen transport only.
-Result<transfer::Engine> make_engine(const Options& options);
+// What both stand on: an engine that uses the chosen transport only, and its pages.
+struct Rank {
+  transfer::Engine engine;
+  kv::PagePool pool;
+};
+Result<Rank> make_rank(const Options& options, const Plan& plan);
+// Tells the command where this rank is; returns its word to start.
+Result<Event> say_hello(Channel& channel, const transfer::Engine& engine);
 
 // The two requests that touch all pages and measure the link before the clock runs. Their ids are
 // above those of any trace.
@@ -34,6 +40,9 @@ std::string check_layer(const kv::PagePool& pool, const Job& job, const kv::Bloc
                         std::uint32_t layer);
 
 Event pool_event(const kv::PagePool& pool);
+// The last word: the pool, what was moved, and the CPU time since `cpu_before` (process_cpu_ns).
+void report_end(Channel& channel, const kv::PagePool& pool, std::uint64_t cpu_before,
+                std::uint64_t bytes, std::uint64_t shared_pages = 0);
 
 // Until the command closes its end.
 void wait_for_end(Channel& channel);
