@@ -1,8 +1,10 @@
 // See figures.hpp. SPDX-License-Identifier: Apache-2.0
 #include "bench/figures.hpp"
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fmt/format.h>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include <crossdock/core/version.hpp>
@@ -31,6 +33,22 @@ Json to_json(const Figure& f) {
   return out;
 }
 
+// Facts in lines of their own, then a line for each result: easy to read, to copy and to compare.
+std::string to_json(const FigureReport& report) {
+  std::string text = "{\n";
+  const auto fact = [&](std::string_view name, std::string_view value) {
+    text += fmt::format("  {}: {},\n", Json(name).dump(), Json(value).dump());
+  };
+  fact("schema", report.schema);
+  fact("version", kVersion);
+  for (const auto& [name, value] : report.facts)
+    fact(name, value);
+  text += "  \"results\": [";
+  for (std::size_t i = 0; i < report.figures.size(); ++i)
+    text += (i == 0 ? "\n    " : ",\n    ") + to_json(report.figures[i]).dump();
+  return text + "\n  ]\n}\n";
+}
+
 std::string to_line(const Figure& f) {
   std::string line = fmt::format("{:<52} {:>9.5g} {:<4}", f.name, f.value, f.unit);
   for (const Reference& r : f.references)
@@ -57,21 +75,27 @@ void add_gpu_facts(FigureReport& report, const cuda::Driver* driver) {
   report.facts.emplace_back("cuda_driver", cuda::version_text(driver->version));
 }
 
-void print_figures(const FigureReport& report, bool json) {
-  if (!json) {
+void add_figure_output(CLI::App& app, FigureOutput& output) {
+  app.add_flag("--json", output.json, "one JSON object instead of a table");
+  app.add_option("--output", output.file, "a file for the JSON object, besides what is printed");
+}
+
+Result<> print_figures(const FigureReport& report, const FigureOutput& output) {
+  const std::string json = to_json(report);
+  if (output.json) {
+    std::printf("%s", json.c_str());
+  } else {
     for (const auto& [name, value] : report.facts)
       std::printf("%s: %s\n", name.c_str(), value.c_str());
     for (const Figure& figure : report.figures)
       std::printf("%s\n", to_line(figure).c_str());
-    return;
   }
-  Json out = {{"schema", report.schema}, {"version", kVersion}};
-  for (const auto& [name, value] : report.facts)
-    out[name] = value;
-  out["results"] = Json::array();
-  for (const Figure& figure : report.figures)
-    out["results"].push_back(to_json(figure));
-  std::printf("%s\n", out.dump(2).c_str());
+  if (output.file.empty()) return {};
+  std::ofstream file(output.file, std::ios::trunc);
+  file << json;
+  file.flush();
+  if (!file) return make_error(Code::kDenied, fmt::format("cannot write {}", output.file));
+  return {};
 }
 
 }  // namespace crossdock::tools::bench

@@ -6,7 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include <crossdock/core/result.hpp>
+
 #include "cuda/driver.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace crossdock::tools::bench {
 
@@ -38,6 +44,16 @@ struct FigureReport {
 
 // The GPUs, the driver and its CUDA version; nothing but a line when there is none.
 void add_gpu_facts(FigureReport& report, const cuda::Driver* driver);
-void print_figures(const FigureReport& report, bool json);
+
+// Where a report goes: a table or JSON to standard output, and JSON to a file too when it has a
+// name.
+struct FigureOutput {
+  bool json = false;
+  std::string file = {};
+};
+// `--json` and `--output FILE`.
+void add_figure_output(CLI::App& app, FigureOutput& output);
+// One result a line in JSON. Fails when the file cannot be written.
+Result<> print_figures(const FigureReport& report, const FigureOutput& output);
 
 }  // namespace crossdock::tools::bench

@@ -30,7 +30,7 @@ struct JitBench {
   int sm = 0;
   unsigned threads = 0;
   std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-  bool json = false;
+  FigureOutput output = {};
 };
 
 // A folder that goes with the object, unless the caller named one.
@@ -206,8 +206,8 @@ int bench_jit(const JitBench& options) {
   if (!folder.ok()) return report(folder.error());
   const auto result = Bench(options, folder->path(), driver.ok() ? *driver : nullptr).run();
   if (!result.ok()) return report(result.error());
-  print_figures(*result, options.json);
-  return kDone;
+  const auto printed = print_figures(*result, options.output);
+  return printed.ok() ? kDone : report(printed.error());
 }
 
 }  // namespace
@@ -221,7 +221,7 @@ void add_jit(CLI::App& group) {
   sub->add_option("--sm", options->sm, "architecture, as in 90; default is that of GPU 0, or 90");
   sub->add_option("--threads", options->threads, "compile so many at a time; 0: half the CPUs");
   add_duration(*sub, "--timeout", options->timeout, "when to give up");
-  sub->add_flag("--json", options->json, "one JSON object instead of a table");
+  add_figure_output(*sub, options->output);
   sub->callback(run(options, bench_jit));
 }
 

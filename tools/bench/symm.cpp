@@ -103,8 +103,9 @@ Result<FigureReport> verify_in_twin(const SymmBench& options) {
 int bench_symm(const SymmBench& options) {
   const auto result = options.backend == "twin" ? verify_in_twin(options) : measure(options);
   if (!result.ok()) return report(result.error());
-  if (options.rank.value_or(0) == 0) print_figures(*result, options.json);
-  return kDone;
+  if (options.rank.value_or(0) != 0) return kDone;
+  const auto printed = print_figures(*result, options.output);
+  return printed.ok() ? kDone : report(printed.error());
 }
 
 }  // namespace
@@ -123,7 +124,7 @@ void add_symm(CLI::App& group) {
       ->check(CLI::Range(1, 1000));
   add_size(*sub, "--heap", options->heap, "window whose creation is timed; 0: none");
   add_duration(*sub, "--timeout", options->timeout, "when to give up");
-  sub->add_flag("--json", options->json, "one JSON object instead of a table");
+  add_figure_output(*sub, options->output);
   sub->add_option("--rank", options->rank, "one process a rank: which one this is");
   sub->add_option("--store", options->store, "one process a rank: where they meet, a store's URL");
   sub->add_option("--name", options->name, "one process a rank: name of this run in the store");

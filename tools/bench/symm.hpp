@@ -22,7 +22,7 @@ struct SymmBench {
   std::uint32_t repeat = 5;
   std::uint64_t heap = std::uint64_t{8} << 30;  // window whose creation is timed; 0: none
   std::chrono::nanoseconds timeout = std::chrono::seconds(120);
-  bool json = false;
+  FigureOutput output = {};
   // Several processes, one rank each.
   std::optional<std::uint32_t> rank;
   std::string store;

@@ -2,9 +2,10 @@
 # gpu [--sanitize] [--bench-only|--test-only] [--json DIR]: build and run the GPU tests and benches
 # For a host with 1 or more GPUs, a CUDA toolkit, CMake, Ninja, g++ and Python. Third-party headers
 # come from .deps/ when it is there (./x vendor), else from the system. --sanitize runs the tests under
-# compute-sanitizer (memcheck, racecheck, synccheck). Benches print tables; with --json their JSON goes
-# to DIR and to the terminal, from where it can be copied into bench/baseline/. Kernels are compiled by
-# the first bench, which times it, into build/gpu/kernels; tests and benches then load them from there.
+# compute-sanitizer (memcheck, racecheck, synccheck). Benches print tables and
+# store the same as JSON in DIR (build/gpu/figures), from where it can be copied into bench/baseline/.
+# Kernels are compiled by the first bench, which times it, into build/gpu/kernels; tests and benches then
+# load them from there.
 # SPDX-License-Identifier: Apache-2.0
 
 gpu_configure() {
@@ -33,7 +34,7 @@ gpu_sanitize() {
 }
 
 x_gpu() {
-  local sanitize=0 tests=1 benches=1 json=""
+  local sanitize=0 tests=1 benches=1 json=build/gpu/figures
   while (($#)); do
     case $1 in
       --sanitize) sanitize=1 ;;
@@ -41,7 +42,6 @@ x_gpu() {
       --test-only) benches=0 ;;
       --json)
         json=${2:?--json needs a folder}
-        mkdir -p "$json"
         shift
         ;;
       *) die "gpu: unknown option '$1'; ./x help shows them" ;;
@@ -53,6 +53,7 @@ x_gpu() {
   gpu_configure
   cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda gpu_symm gpu_heap crossdock_cli >&2
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
+  mkdir -p "$json"
   # A failure does not keep the rest from running: time on such a host is short.
   local broken=()
   rm -rf "$CROSSDOCK_JIT_CACHE_DIR"
@@ -60,6 +61,7 @@ x_gpu() {
   ((tests == 0)) || gpu_tests || broken+=(tests)
   ((benches == 0)) || gpu_benches "$json" || broken+=(benches)
   ((sanitize == 0)) || gpu_sanitize || broken+=(sanitizers)
+  say "figures: $json"
   [[ ${#broken[@]} -eq 0 ]] || die "gpu: failed: ${broken[*]}"
 }
 
@@ -67,16 +69,12 @@ gpu_tests() {
   ctest --test-dir build/gpu -L gpu --output-on-failure
 }
 
-# One bench of the command; its table on the terminal, or its JSON there and in the folder.
+# One bench of the command: its table on the terminal, its JSON in the folder.
 gpu_bench() {
   local name=$1 folder=$2
   shift 2
   say "bench $name"
-  if [[ -n $folder ]]; then
-    timeout 300 build/gpu/tools/crossdock bench "$name" --json "$@" | tee "$folder/$name.json"
-  else
-    timeout 300 build/gpu/tools/crossdock bench "$name" "$@"
-  fi
+  timeout 300 build/gpu/tools/crossdock bench "$name" --output "$folder/$name.json" "$@"
 }
 
 # Every GPU bench that this build has.
