@@ -60,6 +60,29 @@ TEST_F(SymmGpu, ConversionInstructionsMatchTheirDefinitions) {
   }
 }
 
+// One kernel of rank 0 waits for a flag that another kernel of rank 0 sets, on another stream.
+TEST_F(SymmGpu, StreamsOfARankRunSideBySide) {
+  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, this machine has " << num_gpus_;
+  const SymmWorld w = make(2);
+  symm::Rank& rank = w.group->rank(0);
+  const auto kernel =
+      w.launcher->prepare(symm::flag_ping_pong_kernel(true), {.threads = 32}, soon()).value();
+  const auto elapsed = rank.allocate(sizeof(u64)).value();
+  device::FlagPingPongParams p{};
+  p.common = rank.common(device::KernelId::kFlagPingPong, 10s);
+  p.view = rank.view();
+  p.flag = w.areas.flag;
+  p.elapsed_ns = elapsed.as<u64>();
+  p.rounds = 1;
+  p.first = 1;  // waits
+  ASSERT_TRUE(w.launcher->stream(rank, 1).ok());
+  ASSERT_TRUE(w.launcher->launch(rank, kernel, {.stream = 0}, p).ok());
+  p.first = 0;  // sets its own
+  ASSERT_TRUE(w.launcher->launch(rank, kernel, {.stream = 1}, p).ok());
+  const auto done = w.launcher->synchronize(soon());
+  EXPECT_TRUE(done.ok()) << done.error().describe();
+}
+
 TEST_F(SymmGpu, AGridThatCannotBeResidentIsRefused) {
   const SymmWorld w = make(1);
   auto grid = symm::GridSync::create(*w.launcher, {.max_blocks = 100'000}, soon()).value();

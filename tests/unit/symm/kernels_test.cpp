@@ -98,6 +98,37 @@ TEST(SymmKernels, ARankThatNeverComesIsAnErrorAndAResetHelps) {
   EXPECT_TRUE(again.ok()) << again.error().describe();
 }
 
+// One kernel of rank 0 waits for a flag that another kernel of rank 0 sets.
+Result<> wait_and_set(Fixture& f, int setting_stream) {
+  const Rank& rank = f.group->rank(0);
+  const auto kernel =
+      f.launcher->prepare(flag_ping_pong_kernel(true), {.threads = 32}, soon()).value();
+  device::FlagPingPongParams p{};
+  p.common = rank.common(device::KernelId::kFlagPingPong, 5ms);
+  p.view = rank.view();
+  p.flag = f.areas.flag;
+  const auto elapsed = f.group->rank(0).allocate(sizeof(u64)).value();
+  p.elapsed_ns = elapsed.as<u64>();
+  p.rounds = 1;
+  p.first = 1;  // waits
+  CROSSDOCK_CHECK_OK(f.launcher->launch(rank, kernel, {.stream = 0}, p));
+  p.first = 0;  // sets its own
+  CROSSDOCK_CHECK_OK(f.launcher->launch(rank, kernel, {.stream = setting_stream}, p));
+  return f.launcher->synchronize(soon());
+}
+
+TEST(SymmKernels, StreamsOfARankRunSideBySideAndOneInOrder) {
+  Fixture f(2);
+  for (u64 seed = 1; seed <= 8; ++seed) {
+    f.launcher->set_schedule(schedule(seed));
+    const auto apart = wait_and_set(f, 1);
+    EXPECT_TRUE(apart.ok()) << apart.error().describe();
+    ASSERT_TRUE(f.group->reset(soon()).ok());
+    EXPECT_EQ(wait_and_set(f, 0).code(), Code::kPeerLost) << "the second never starts";
+    ASSERT_TRUE(f.group->reset(soon()).ok());
+  }
+}
+
 TEST(SymmKernels, ABrokenRuleOfTheTwinIsAnErrorWithItsReport) {
   Fixture f(1);
   // A flag far outside of the window.
