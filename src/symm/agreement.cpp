@@ -154,6 +154,21 @@ Result<> check_devices(const Proposals& all) {
   return {};
 }
 
+// A kernel is prepared for one architecture, and its roles are balanced for one.
+Result<> check_architectures(const Proposals& all) {
+  const message::ProposedRank* first = nullptr;
+  for (const Proposal& p : all)
+    for (const message::ProposedRank& r : p.ranks) {
+      if (first == nullptr) first = &r;
+      if (r.sm != first->sm)
+        return incompatible(
+            fmt::format("rank {} is on {} (sm_{}), rank {} on {} (sm_{}): all ranks "
+                        "need GPUs of one architecture",
+                        r.rank, r.model, r.sm, first->rank, first->model, first->sm));
+    }
+  return {};
+}
+
 Result<> choose_sharing(Agreement& agreement) {
   const Proposals& all = agreement.members;
   if (all.size() == 1) return {};
@@ -203,6 +218,7 @@ Result<Agreement> agree(const std::vector<std::string>& parts) {
   CROSSDOCK_CHECK_OK(place_ranks(agreement));
   CROSSDOCK_CHECK_OK(check_windows(agreement.members));
   CROSSDOCK_CHECK_OK(check_devices(agreement.members));
+  CROSSDOCK_CHECK_OK(check_architectures(agreement.members));
   CROSSDOCK_CHECK_OK(choose_sharing(agreement));
   return agreement;
 }

@@ -129,6 +129,8 @@ message::Proposal GroupBuilder::proposal(const Result<>& begun) const {
     if (options.backend == Backend::kGpu) {
       const cuda::Device& device = group_->ranks_[i]->device().context()->device();
       rank.device = device.uuid;
+      rank.model = device.name;
+      rank.sm = static_cast<u32>(device.sm());
       p.fabric = p.fabric == 1 && device.fabric_handles ? 1 : 0;
     }
     p.ranks.push_back(std::move(rank));

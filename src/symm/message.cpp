@@ -67,6 +67,8 @@ void fields(Codec& c, Field<Codec, Proposal> p) {
   c.list("ranks", p.ranks, kMostRanks, [&](Field<Codec, ProposedRank> rank) {
     c.u32("rank", rank.rank);
     text<Codec>(c, "device", rank.device);
+    text<Codec>(c, "model", rank.model);
+    c.u32("sm", rank.sm);
   });
   text<Codec>(c, "host", p.host);
   text<Codec>(c, "socket", p.socket);

@@ -36,9 +36,11 @@ struct Failure {
 };
 
 struct ProposedRank {
-  static constexpr std::size_t kMinEncodedBytes = 8;
+  static constexpr std::size_t kMinEncodedBytes = 16;
   std::uint32_t rank = 0;
   std::string device = {};  // UUID; empty on the CPU
+  std::string model = {};   // "NVIDIA H200"
+  std::uint32_t sm = 0;     // 90: its architecture
 };
 
 struct Area {

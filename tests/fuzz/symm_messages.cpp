@@ -31,7 +31,7 @@ void run(wire::Bytes input) {
 Seeds seeds() {
   message::Proposal proposal{.library = "0.1.0", .world = 2, .window_bytes = 4096, .host = "h"};
   proposal.areas = {{"data", 0, 4096}};
-  proposal.ranks = {{0, "GPU-a"}, {1, "GPU-b"}};
+  proposal.ranks = {{0, "GPU-a", "NVIDIA H200", 90}, {1, "GPU-b", "NVIDIA H200", 90}};
   message::Proposal failed = proposal;
   failed.failure = message::Failure{9, 1, "no memory"};
   message::Outcome outcome{.agreement = 7, .step = 1, .allocated_bytes = 1 << 21};

@@ -22,7 +22,7 @@ Proposal proposal(std::uint32_t rank, std::uint32_t world) {
              .host = "host-a",
              .socket = "socket-" + std::to_string(rank)};
   p.areas = {{"barrier", 0, 256}, {"rows", 256, 3840}};
-  p.ranks = {{rank, "GPU-" + std::to_string(rank)}};
+  p.ranks = {{rank, "GPU-" + std::to_string(rank), "NVIDIA H200", 90}};
   return p;
 }
 
@@ -43,9 +43,9 @@ Result<Agreement> disagree(Change&& change) {
 
 TEST(Agreement, PlacesEveryRank) {
   Proposal a = proposal(3, 5);
-  a.ranks = {{3, "GPU-a"}, {0, "GPU-b"}};
+  a.ranks = {{3, "GPU-a", "H", 90}, {0, "GPU-b", "H", 90}};
   Proposal b = proposal(1, 5);
-  b.ranks = {{1, "GPU-c"}, {2, "GPU-d"}, {4, "GPU-e"}};
+  b.ranks = {{1, "GPU-c", "H", 90}, {2, "GPU-d", "H", 90}, {4, "GPU-e", "H", 90}};
   const auto agreement = agree_on({a, b});
   ASSERT_TRUE(agreement.ok()) << agreement.error().describe();
   EXPECT_EQ(agreement->member_of_rank, (std::vector<std::uint32_t>{0, 1, 1, 0, 1}));
@@ -87,6 +87,9 @@ TEST(Agreement, NamesBothSidesOfADisagreement) {
       {[](Proposal& p) { p.ranks[0].device = "GPU-0"; },
        Code::kInvalidArgument,
        {"rank 0 and rank 1 are on the same GPU, GPU-0"}},
+      {[](Proposal& p) { p.ranks[0] = {1, "GPU-1", "NVIDIA B200", 100}; },
+       Code::kIncompatible,
+       {"rank 1 is on NVIDIA B200 (sm_100), rank 0 on NVIDIA H200 (sm_90)"}},
       {[](Proposal& p) { p.ranks[0].rank = 0; },
        Code::kInvalidArgument,
        {"rank 0 is given twice: to process 0 and process 1 of 2"}},
