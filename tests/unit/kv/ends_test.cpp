@@ -246,6 +246,61 @@ TEST(HandoverEnds, ASenderThatDiesBeforeItOpenedTheReceiverIsLost) {
   EXPECT_EQ(decode.pool.stats().free, 64u) << "it never had a connection to write on";
 }
 
+// A sender played by the test: request 1 is expected of it, in 32 pages.
+class PlayedSender : public testing::Test {
+ protected:
+  PlayedSender()
+      : cluster({}),
+        decode(*cluster.decode[0]),
+        engine(transfer::Engine::create({})),
+        words(engine->mailbox("kv.sender").value()) {
+    decode.pool.admit({.request = 1, .num_pages = 32}).value();
+    decode.receiver.expect({.request = 1, .senders = {engine->name()}, .deadline = soon()}).value();
+    ticket = std::get<message::Ticket>(hear());
+    peer.emplace(engine->open(decode.engine.name(), soon()).value());
+  }
+  message::Any hear() {
+    for (;;) {
+      const auto word = words.receive(soon()).value();
+      if (word.kind == transfer::Message::Kind::kNotification)
+        return message::decode(word.payload).value();
+    }
+  }
+  void begin() {
+    const message::Ready ready{1, ticket.ticket, 0};
+    ASSERT_TRUE(engine->notify(*peer, {"kv", message::encode(ready)}, soon()).ok());
+    ASSERT_TRUE(std::holds_alternative<message::Go>(hear()));
+  }
+  void destroy_receiver() { const KvReceiver gone = std::move(decode.receiver); }
+
+  KvCluster cluster;
+  support::KvDecodeRank& decode;
+  Result<transfer::Engine> engine;
+  transfer::Mailbox words;
+  message::Ticket ticket;
+  std::optional<transfer::Peer> peer;
+};
+
+TEST_F(PlayedSender, PagesStayInQuarantineAfterACloseThatFoundNoProof) {
+  begin();
+  const auto closed = decode.receiver.close(Deadline::in(10ms));
+  ASSERT_EQ(closed.code(), Code::kDeadline);
+  EXPECT_THAT(closed.error().message, HasSubstr("their pages stay in quarantine"));
+  destroy_receiver();
+  ASSERT_TRUE(decode.pool.release(1).ok());
+  EXPECT_EQ(decode.pool.stats().quarantined, 32u);
+  ASSERT_TRUE(engine->close(soon()).ok());
+  EXPECT_TRUE(decode.pool.admit({.request = 2, .num_pages = 64}, soon()).ok());
+}
+
+TEST_F(PlayedSender, ABrokenConnectionIsNotTakenForADeadSender) {
+  // Ends the receiver's connection to the sender; the sender is there to be found again.
+  ASSERT_TRUE(engine->fence_instance(decode.engine.instance(), soon()).ok());
+  begin();
+  EXPECT_EQ(decode.receiver.stats().active_requests, 1u);
+  EXPECT_EQ(decode.receiver.wait(1, Deadline::now()).code(), Code::kDeadline);
+}
+
 // A receiver played by the test, word by word.
 class PlayedReceiver : public testing::Test {
  protected:
