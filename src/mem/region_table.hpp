@@ -36,6 +36,8 @@ struct RegionRecord {
   Backing backing;
   std::atomic<std::uint32_t> leases{0};
   std::atomic<bool> closing{false};  // refuses new leases
+  // A read of it faulted: its owner unmapped some of it. Whoever reads looks first.
+  mutable std::atomic<bool> torn{false};
 
   [[nodiscard]] bool contains(std::uint64_t addr, std::uint64_t bytes) const noexcept {
     return addr >= address && bytes <= length && addr - address <= length - bytes;

@@ -1,6 +1,8 @@
 // See lane_in.hpp. SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/lane_in.hpp"
 
+#include <algorithm>
+#include <cerrno>
 #include <fmt/format.h>
 
 #include "base/log.hpp"
@@ -16,6 +18,8 @@ constexpr std::uint64_t kAnswerAfterBytes = 256 * 1024;
 constexpr int kStepBudget = 64;
 // How far back a range looks for a lease that covers it.
 constexpr std::size_t kLeasesToTry = 8;
+constexpr std::string_view kNotMapped =
+    "the memory is not mapped any more; keep it mapped until its region is released";
 
 }  // namespace
 
@@ -124,6 +128,7 @@ LaneIn::Step LaneIn::begin(const wire::DataHeader& header) {
     return Step::kGo;
   }
   payload_.clear();
+  if (!write && !ranges_readable()) return answer(Code::kInvalidArgument, kNotMapped);
   if (!write) {
     const auto size = wire::encode_read_data(
         {.request_id = header.request_id, .payload_bytes = header.payload_bytes},
@@ -160,26 +165,30 @@ Result<> LaneIn::lease_all(transfer::Op op) {
 
 LaneIn::Step LaneIn::receive_payload() {
   if (connection_over(fd_.get())) return shut(false), Step::kEnd;
-  if (expires_.passed()) {
-    leases_.clear();
-    refusal_ = Code::kDeadline;
-    refusal_text_ = fmt::format("the request expired with {} of {} bytes to come", payload_.bytes(),
-                                header_.payload_bytes);
-    to_drain_ = payload_.bytes();
-    phase_ = Phase::kDrain;
-    return Step::kGo;
+  if (expires_.passed())
+    return refuse_rest(Code::kDeadline,
+                       fmt::format("the request expired with {} of {} bytes to come",
+                                   payload_.bytes(), header_.payload_bytes));
+  const IoResult io = reader_.staged().empty() ? reader_.receive(fd_.get(), payload_, head_bytes_)
+                                               : reader_.unstage(payload_);
+  if (io.status == Io::kWouldBlock) {
+    const Step sent = flush();
+    return sent == Step::kEnd ? sent : Step::kWait;
   }
-  if (reader_.unstage(payload_) == 0) {
-    const IoResult io = reader_.receive(fd_.get(), payload_, head_bytes_);
-    if (io.status == Io::kWouldBlock) {
-      const Step sent = flush();
-      return sent == Step::kEnd ? sent : Step::kWait;
-    }
-    if (io.status != Io::kProgress) return shut(io.status == Io::kFailed), Step::kEnd;
-  }
+  if (io.status == Io::kFailed && io.error == EFAULT)
+    return refuse_rest(Code::kInvalidArgument, std::string(kNotMapped));
+  if (io.status != Io::kProgress) return shut(io.status == Io::kFailed), Step::kEnd;
   if (!payload_.empty()) return Step::kGo;
-  leases_.clear();
   return answer(Code::kOk, {});
+}
+
+LaneIn::Step LaneIn::refuse_rest(Code status, std::string message) {
+  leases_.clear();
+  refusal_ = status;
+  refusal_text_ = std::move(message);
+  to_drain_ = payload_.bytes();
+  phase_ = Phase::kDrain;
+  return Step::kGo;
 }
 
 LaneIn::Step LaneIn::drain_payload() {
@@ -192,8 +201,17 @@ LaneIn::Step LaneIn::drain_payload() {
 
 // Sends what waits in `answers_`, the last of it the head of this READ_DATA, and the payload.
 LaneIn::Step LaneIn::send_payload() {
+  if (head_unsent() && expires_.passed())
+    return refuse_read(Code::kDeadline, "the request expired before its first byte could be sent");
   const IoResult io = send_pieces(fd_.get(), payload_.pieces());
   if (io.status == Io::kWouldBlock) return Step::kWait;
+  if (io.status == Io::kFailed && io.error == EFAULT) {
+    // From now on these regions are looked at before a byte of them is promised.
+    for (const auto& lease : leases_)
+      lease.region()->torn.store(true);
+    if (head_unsent()) return refuse_read(Code::kInvalidArgument, kNotMapped);
+    return end(kNotMapped);
+  }
   if (io.status != Io::kProgress) return shut(true), Step::kEnd;
   payload_.consume(io.bytes);
   if (!payload_.empty()) return Step::kGo;
@@ -204,8 +222,33 @@ LaneIn::Step LaneIn::send_payload() {
   return Step::kGo;
 }
 
+bool LaneIn::head_unsent() const {
+  return payload_.bytes() >= wire::kDataHeaderBytes + std::uint64_t{header_.payload_bytes};
+}
+
+// The answers before it, of which some may have left, go on their way.
+LaneIn::Step LaneIn::refuse_read(Code status, std::string_view message) {
+  const std::uint64_t unsent_answers =
+      payload_.bytes() - header_.payload_bytes - wire::kDataHeaderBytes;
+  answers_end_ -= wire::kDataHeaderBytes;
+  answers_begin_ = answers_end_ - unsent_answers;
+  payload_.clear();
+  return answer(status, message);
+}
+
+bool LaneIn::ranges_readable() const {
+  const bool torn = std::any_of(leases_.begin(), leases_.end(),
+                                [](const auto& lease) { return lease.region()->torn.load(); });
+  if (!torn) return true;
+  return std::all_of(descriptors_.begin(), descriptors_.begin() + header_.count,
+                     [](const wire::Descriptor& d) {
+                       return is_readable(reinterpret_cast<const void*>(d.addr), d.length);
+                     });
+}
+
 // The frame in progress is over. Its answer may wait for others.
 LaneIn::Step LaneIn::answer(Code status, std::string_view message) {
+  leases_.clear();
   const auto size =
       wire::encode_ack({.request_id = header_.request_id,
                         .status = status,

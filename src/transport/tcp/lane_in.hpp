@@ -3,7 +3,9 @@
 //   WRITE ── lease every range ──> payload straight into place ──> ACK
 //              └─ refused ───────> payload is drained ───────────> ACK with code and sentence
 //   READ ─── lease every range ──> READ_DATA, payload straight from memory
-//              └─ refused ───────────────────────────────────────> ACK with code and sentence
+//              └─ refused, expired before it began ──────────────> ACK with code and sentence
+//
+// Memory that its owner unmapped without releasing its region costs the request, not the process.
 //
 // Runs on its worker; sever() may come from any thread and waits for the turn in progress, so that
 // nothing touches memory for this lane once it returns. A connection that the peer reset applies
@@ -64,6 +66,12 @@ class LaneIn final : public Pollable {
   Step drain_payload();
   Step send_payload();
   Step answer(Code status, std::string_view message);
+  // Gives up the frame whose payload is coming: the rest is drained, then refused.
+  Step refuse_rest(Code status, std::string message);
+  // Whether no byte of the READ_DATA in progress has left; then it can still be refused.
+  [[nodiscard]] bool head_unsent() const;
+  Step refuse_read(Code status, std::string_view message);
+  [[nodiscard]] bool ranges_readable() const;
   Step flush();
   Step fill();
   Step end(std::string_view why);

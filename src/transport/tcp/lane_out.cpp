@@ -1,6 +1,9 @@
 // See lane_out.hpp. SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/lane_out.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <fmt/format.h>
 
 #include "base/log.hpp"
@@ -26,6 +29,19 @@ Error lost(std::string message, int error = 0) {
   e.code = Code::kPeerLost;
   e.scope = Scope::kPeer;
   e.retry = Retry::kAfterReconnect;
+  return e;
+}
+
+// Goes out in the place of memory that is gone.
+constexpr std::array<std::byte, 16 * 1024> kFiller{};
+
+Error not_mapped(const void* at) {
+  Error e = errno_error(EFAULT, fmt::format("the local memory at {} is not mapped any more; keep "
+                                            "it mapped until its region is released",
+                                            at));
+  e.code = Code::kInvalidArgument;
+  e.scope = Scope::kTransfer;
+  e.retry = Retry::kNo;
   return e;
 }
 
@@ -109,7 +125,9 @@ Turn LaneOut::on_ready() noexcept {
       // What the peer answered before it went is still to be had; then the socket tells why.
       while (fd_ && receive() == Received::kMore) {
       }
-      if (fd_) lose(lost(fmt::format("the connection to peer '{}' broke (lane {})", peer_, lane_)));
+      if (fd_)
+        lose(lost(fmt::format("the connection to peer '{}' broke (lane {})", peer_, lane_),
+                  send_errno_.load()));
     }
     more = more || sent == Sent::kMore;
   }
@@ -130,12 +148,41 @@ LaneOut::Sent LaneOut::send(std::uint64_t budget) {
     }
     const IoResult io = send_pieces(fd_.get(), batch_.pieces.pieces());
     if (io.status == Io::kWouldBlock) return Sent::kBlocked;
-    if (io.status != Io::kProgress) return Sent::kBroken;
+    if (io.status == Io::kFailed && io.error == EFAULT && replace_unmapped()) continue;
+    if (io.status != Io::kProgress) {
+      send_errno_.store(io.error);
+      return Sent::kBroken;
+    }
     batch_.pieces.consume(io.bytes);
     total += io.bytes;
     // Pairs with wholly_sent(): an answer to these bytes may already be there.
     stream_sent_.fetch_add(io.bytes, std::memory_order_release);
   }
+}
+
+// A frame that has begun must be sent whole, or the lane and everybody on it is lost.
+bool LaneOut::replace_unmapped() {
+  std::uint64_t offset = stream_sent_.load(std::memory_order_relaxed);
+  const std::span<iovec> pieces = batch_.pieces.pieces();
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (!is_readable(pieces[i].iov_base, pieces[i].iov_len)) {
+      queue_.spoil(offset, not_mapped(pieces[i].iov_base));
+      batch_.pieces.substitute(i, kFiller);
+      return true;
+    }
+    offset += pieces[i].iov_len;
+  }
+  return false;
+}
+
+// The READ_DATA in progress has no place to go: it is read to its end all the same.
+void LaneOut::divert_payload() {
+  queue_.spoil_oldest(not_mapped(payload_.pieces().front().iov_base));
+  std::uint64_t left = payload_.bytes();
+  payload_.clear();
+  trash_.resize(kFiller.size());
+  for (; left != 0; left -= std::min<std::uint64_t>(left, trash_.size()))
+    payload_.add(trash_.data(), std::min<std::uint64_t>(left, trash_.size()), true);
 }
 
 LaneOut::Received LaneOut::receive() {
@@ -150,6 +197,10 @@ LaneOut::Received LaneOut::receive() {
                             : reader_.receive(fd_.get(), payload_, wire::kDataHeaderBytes);
     if (io.status == Io::kProgress) continue;
     if (io.status == Io::kWouldBlock) return Received::kNothing;
+    if (io.status == Io::kFailed && io.error == EFAULT && !payload_.empty()) {
+      divert_payload();
+      continue;
+    }
     lose(io.status == Io::kClosed
              ? lost(fmt::format("peer '{}' closed the connection (lane {})", peer_, lane_))
              : lost(fmt::format("the connection to peer '{}' broke (lane {})", peer_, lane_),
@@ -162,7 +213,8 @@ LaneOut::Received LaneOut::receive() {
 // Everything that is staged, up to a frame that is not all here. An error ends the lane.
 Result<> LaneOut::handle_staged() {
   for (;;) {
-    reader_.unstage(payload_);
+    while (reader_.unstage(payload_).status == Io::kFailed)
+      divert_payload();
     if (!payload_.empty()) return {};
     if (reading_) {
       reading_ = false;
@@ -247,7 +299,7 @@ Result<> LaneOut::handle_read_data(const wire::DataHeader& header) {
 
 // The oldest frame is in place. Progress comes first: once settled, the shard may be over.
 void LaneOut::deliver(const FlightRecord& record) {
-  record.shard->sink->shard_progress(*record.shard, record.bytes);
+  if (!record.spoiled) record.shard->sink->shard_progress(*record.shard, record.bytes);
   queue_.settle(std::nullopt);
 }
 

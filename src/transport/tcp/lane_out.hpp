@@ -7,7 +7,8 @@
 // Sending takes `send_mutex_` and is done by the worker, or by the thread inside post() when the
 // lane is idle and the shard small. Receiving, every callback and closing the descriptor are the
 // worker's alone. A frame that has begun is always sent whole; giving up a peer in the middle means
-// a reset. Lock order: send_mutex_, then the queue's.
+// a reset. Local memory that its owner unmapped fails its shard and is sent as zeros. Lock order:
+// send_mutex_, then the queue's.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/fd.hpp"
 #include "transport/tcp/options.hpp"
@@ -53,6 +55,8 @@ class LaneOut final : public Pollable {
   explicit LaneOut(LaneOutInit init);
   void send_inline();
   Sent send(std::uint64_t budget);  // send_mutex_ held
+  bool replace_unmapped();          // send_mutex_ held
+  void divert_payload();
   Received receive();
   Result<> handle_staged();
   Result<> handle_ack(const wire::DataHeader& header, wire::Bytes body);
@@ -77,6 +81,7 @@ class LaneOut final : public Pollable {
   std::atomic<bool> severed_{false};
   std::atomic<bool> closing_{false};
   std::atomic<bool> broken_{false};  // a send failed inside post()
+  std::atomic<int> send_errno_{0};   // why a send failed
 
   std::mutex send_mutex_;
   base::UniqueFd fd_;  // reset by the worker, with send_mutex_ held
@@ -85,8 +90,9 @@ class LaneOut final : public Pollable {
 
   // The worker's.
   LaneReader reader_;
-  PieceList payload_;     // where the READ_DATA that is being received goes
-  bool reading_ = false;  // such a frame is under way
+  PieceList payload_;             // where the READ_DATA that is being received goes
+  bool reading_ = false;          // such a frame is under way
+  std::vector<std::byte> trash_;  // takes what was meant for memory that is gone
 };
 
 }  // namespace crossdock::transport::tcp

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "transport/tcp/socket_io.hpp"
+#include "transport/tcp/user_memory.hpp"
 
 namespace crossdock::transport::tcp {
 
@@ -57,6 +58,16 @@ class PieceList {
     iovec& piece = pieces_[first_ + index];
     bytes_ = bytes_ - piece.iov_len + length;
     piece.iov_len = length;
+  }
+  // Puts other memory in the place of piece `index`, as often as its length takes.
+  void substitute(std::size_t index, std::span<const std::byte> filler) {
+    const auto at = static_cast<std::ptrdiff_t>(first_ + index);
+    std::size_t left = pieces_[first_ + index].iov_len;
+    pieces_.erase(pieces_.begin() + at);
+    std::vector<iovec> parts;
+    for (; left != 0; left -= parts.back().iov_len)
+      parts.push_back({const_cast<std::byte*>(filler.data()), std::min(left, filler.size())});
+    pieces_.insert(pieces_.begin() + at, parts.begin(), parts.end());
   }
   // `n` bytes from the front are done.
   void consume(std::size_t n) noexcept {
@@ -106,18 +117,15 @@ class LaneReader {
     end_ += result.bytes;
     return result;
   }
-  // Copies what is staged into `into`. Returns how much.
-  std::size_t unstage(PieceList& into) noexcept {
-    std::size_t moved = 0;
-    while (!into.empty() && begin_ != end_) {
-      const iovec piece = into.pieces().front();
-      const std::size_t part = std::min(piece.iov_len, end_ - begin_);
-      std::memcpy(piece.iov_base, buffer_.data() + begin_, part);
-      consume(part);
-      into.consume(part);
-      moved += part;
-    }
-    return moved;
+  // Copies what is staged into `into`. kFailed when not all of it could be placed: EFAULT where
+  // memory is not mapped.
+  IoResult unstage(PieceList& into) noexcept {
+    const std::size_t part = std::min<std::uint64_t>(into.bytes(), end_ - begin_);
+    if (part == 0) return {Io::kProgress, 0, 0};
+    const Stored stored = store_bytes(into.pieces(), staged().first(part));
+    consume(stored.bytes);
+    into.consume(stored.bytes);
+    return {stored.error == 0 ? Io::kProgress : Io::kFailed, stored.bytes, stored.error};
   }
   // Receives straight into `into`, and up to `ahead` bytes that follow it into the stage, so that
   // the head of the next frame costs no call of its own. Precondition: nothing is staged.

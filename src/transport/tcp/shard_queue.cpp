@@ -229,6 +229,24 @@ void ShardQueue::settle(std::optional<Error> error) {
   finish_if_over(shard);
 }
 
+void ShardQueue::spoil(std::uint64_t offset, Error error) {
+  const std::lock_guard lock(mutex_);
+  for (std::uint64_t id = ring_first_; id != ring_next_; ++id)
+    if (FlightRecord& record = ring_[id % kMaxFrames]; offset < record.stream_end)
+      return spoil(record, std::move(error));
+}
+
+void ShardQueue::spoil_oldest(Error error) {
+  const std::lock_guard lock(mutex_);
+  if (ring_first_ != ring_next_) spoil(ring_[ring_first_ % kMaxFrames], std::move(error));
+}
+
+void ShardQueue::spoil(FlightRecord& record, Error error) {
+  record.spoiled = true;
+  state(*record.shard).gap = true;
+  fail(*record.shard, std::move(error));
+}
+
 void ShardQueue::sweep() {
   const std::lock_guard lock(mutex_);
   Shard* rest = head_;

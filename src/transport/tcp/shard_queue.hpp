@@ -36,6 +36,7 @@ struct FlightRecord {
   std::uint32_t first_slice = 0;
   std::uint32_t first_offset = 0;  // into the first slice
   std::uint32_t slices_end = 0;    // slices that are whole once this frame is
+  bool spoiled = false;            // its shard has failed: what is answered counts for nothing
 };
 
 // What one sendmsg() sends: heads of frames in `heads`, payload where it lies.
@@ -65,6 +66,10 @@ class ShardQueue {
   [[nodiscard]] std::optional<FlightRecord> oldest() const;
   // The oldest frame was answered: in place, or refused with `error`.
   void settle(std::optional<Error> error);
+  // Fails the shard of the frame in flight that byte `offset` of the outgoing stream belongs to, or
+  // of the oldest one. The frame itself goes on, so that the lane does.
+  void spoil(std::uint64_t offset, Error error);
+  void spoil_oldest(Error error);
   // Drops the rest of every waiting shard whose `stop` is set.
   void sweep();
   // Pushes are refused with `why` from now on. The first call counts.
@@ -99,6 +104,7 @@ class ShardQueue {
   bool refuses_to_start(Shard& shard);
   bool window_open() const noexcept;
   void drop_front();
+  void spoil(FlightRecord& record, Error error);
   void finish_if_over(Shard& shard);
   void fail(Shard& shard, Error error);
   Error cancelled(const Shard& shard) const;

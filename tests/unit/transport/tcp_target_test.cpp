@@ -48,6 +48,7 @@ class TcpTarget : public ::testing::Test {
     fd_ = std::move(pair.initiator);
     LaneInInit init;
     init.lane = {std::move(pair.target), "initiator", 1, 0};
+    init.options = options_;
     init.worker = worker_.get();
     init.regions = &regions_;
     lane_ = LaneIn::create(std::move(init)).value();
@@ -114,6 +115,7 @@ class TcpTarget : public ::testing::Test {
                        [](std::byte b) { return b == std::byte{0}; });
   }
 
+  TcpOptions options_;
   std::vector<std::byte> memory_;
   mem::RegionTable regions_;
   std::shared_ptr<mem::RegionRecord> record_;
@@ -295,6 +297,38 @@ TEST_F(TcpTarget, SeverEndsAReadThatNobodyTakes) {
   lane_->sever();
   EXPECT_EQ(record_->leases.load(), 0u);
   EXPECT_TRUE(lane_->over());
+}
+
+// Answers of a few bytes fill a small socket: the one that finds it full has not begun, and by the
+// time that there is room nobody wants it.
+TEST_F(TcpTarget, AReadThatExpiresBeforeItsFirstByteIsRefused) {
+  constexpr std::uint64_t kReads = 3000;
+  options_.socket_buffer = 4096;
+  open();
+  const int small = 2048;
+  ASSERT_EQ(::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  const std::array range = {at(0, 8)};
+  Bytes frame(wire::kMaxDataHeadBytes);
+  for (std::uint64_t id = 0; id < kReads; ++id) {
+    const auto size =
+        wire::encode_read({.request_id = id, .expiry_ms = 5, .descriptors = range}, frame);
+    send(std::span(frame).first(size.value()));
+  }
+  ::poll(nullptr, 0, 120);  // the frames' life, not a synchronisation
+  std::uint64_t refused = 0;
+  for (std::uint64_t id = 0; id < kReads; ++id) {
+    const auto header = wire::decode_data_header(receive(wire::kDataHeaderBytes)).value();
+    ASSERT_EQ(header.request_id, id);
+    if (header.type == wire::DataType::kReadData) {
+      ASSERT_EQ(receive(8).size(), 8u);
+      continue;
+    }
+    ASSERT_EQ(header.status, Code::kDeadline);
+    receive(header.body_bytes());
+    ++refused;
+  }
+  EXPECT_GE(refused, 1u);
+  EXPECT_EQ(record_->leases.load(), 0u);
 }
 
 TEST_F(TcpTarget, AReleasedRegionIsRefused) {
