@@ -251,6 +251,8 @@ Result<> EngineCore::shutdown(Deadline deadline) {
                                earlier(deadline, Deadline::in(std::chrono::seconds(1))));
   stop_peers(why);
   jobs_.stop();
+  dials_.stop();
+  hasher_.stop();
   for (const auto& transfer : transfers_->all())
     transfer->finish(why);
   loop_->run([&] {

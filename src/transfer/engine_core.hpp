@@ -1,7 +1,9 @@
 // The shared state behind an Engine handle: owns every part and wires them together.
 //
 //   control loop (1 thread)   handshakes, sessions, peers' frames, deadlines
-//   job thread (on demand)    dialling again, hashing, publishing
+//   dial pool (on demand)     dialling again
+//   hashing thread (on demand)  checksums, this engine's and its peers'
+//   job thread (on demand)    publishing
 //   transports' threads       moving bytes
 //
 // Created by Engine::create, ended by shutdown(); Region, Peer and Transfer handles may keep the
@@ -27,6 +29,7 @@
 #include "mem/shared_memory.hpp"
 #include "transfer/claims.hpp"
 #include "transfer/control_server.hpp"
+#include "transfer/dial_pool.hpp"
 #include "transfer/mailbox.hpp"
 #include "transfer/orphans.hpp"
 #include "transfer/peer_core.hpp"
@@ -72,7 +75,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   Result<std::shared_ptr<TransferCore>> submit(const std::shared_ptr<PeerCore>& peer,
                                                std::span<const Request> batch,
                                                TransferOptions options);
-  // Takes a failed shard for another try; false when there shall be none.
+  // Takes a failed shard for another try, or for its end once the peer lets go of a rail that was
+  // cut; false when there shall be none.
   bool retry(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
   // When a transfer with this deadline is terminal at the latest.
   [[nodiscard]] Deadline quiesced_by(Deadline deadline) const;
@@ -82,7 +86,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void count_fallback() noexcept { counters_.fallbacks->add(); }
 
   [[nodiscard]] base::EventLoop& loop() noexcept { return *loop_; }
-  [[nodiscard]] base::JobThread& jobs() noexcept { return jobs_; }
+  [[nodiscard]] base::JobThread& hasher() noexcept { return hasher_; }
+  [[nodiscard]] DialPool& dials() noexcept { return dials_; }
   [[nodiscard]] base::Logger& log() noexcept { return log_; }
   [[nodiscard]] base::Registry& metrics() noexcept { return metrics_; }
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
@@ -116,6 +121,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
                   const std::shared_ptr<RailSet>& set);
   void repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
               const Error& error);
+  void redial_and_repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
+                         const Error& error, bool go_on);
   Result<> stop_transfers(Deadline deadline);
   void stop_peers(const Error& why);
 
@@ -143,6 +150,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::unique_ptr<base::EventLoop> loop_;
   base::JobThread jobs_{"xd-jobs"};
+  base::JobThread hasher_{"xd-hash"};
+  DialPool dials_;
   std::unique_ptr<TransferList> transfers_;
   std::unique_ptr<ControlServer> server_;
   std::unique_ptr<Publisher> publisher_;

@@ -12,8 +12,10 @@ namespace {
 constexpr std::size_t kMaxMailboxBytes = 64;
 constexpr std::size_t kMaxPayloadBytes = 60 * 1024;
 
-// A rail failed, not the request: the same bytes may get through another way.
+// A rail failed, not the request: the same bytes may get through another way. What the peer
+// answered is its verdict, whatever the code, and comes without a hint to try again.
 bool is_rail_fault(const Error& error) {
+  if (error.retry == Retry::kNo) return false;
   return error.code == Code::kUnreachable || error.code == Code::kPeerLost ||
          error.code == Code::kClosed || error.code == Code::kWouldBlock;
 }
@@ -172,32 +174,51 @@ void EngineCore::post_shard(TransferCore& transfer, transport::Shard& shard,
 bool EngineCore::retry(TransferCore& transfer, transport::Shard& shard,
                        const Error& error) noexcept {
   if (!is_rail_fault(error) || !transfer.peer->alive() || transfer.deadline.passed()) return false;
-  // A full queue is not a fault of the rail: those tries are not counted.
-  if (error.code != Code::kWouldBlock && ++shard.attempts > settings_.max_retries) return false;
+  const bool queue_full = error.code == Code::kWouldBlock;
+  // Counted are faults of the rail itself: no full queue, and no rail that this engine cut.
+  const bool counts = !queue_full && !static_cast<RailSet*>(shard.owner)->cut.load();
+  if (counts && ++shard.attempts > settings_.max_retries) return false;
   counters_.retries->add();
   auto keep = transfer.shared_from_this();
-  if (error.code == Code::kWouldBlock)
-    return loop_->post([this, keep, &shard, error] {
-      loop_->call_at(Deadline::in(std::chrono::milliseconds(1)),
-                     [this, keep, &shard, error] { repost(keep, shard, error); });
-    });
-  return jobs_.post([this, keep, &shard, error] { repost(keep, shard, error); });
+  transfer.hold(shard);
+  const bool taken =
+      queue_full ? loop_->post([this, keep, &shard, error] {
+        loop_->call_at(Deadline::in(std::chrono::milliseconds(1)),
+                       [this, keep, &shard, error] { repost(keep, shard, error); });
+      })
+                 : dials_.post(transfer.peer.get(), [this, keep, &shard, error](bool go_on) {
+                     redial_and_repost(keep, shard, error, go_on);
+                   });
+  // Whoever asked the transfer to stop before the shard was held has not seen it.
+  if (!taken || transfer.stopping()) transfer.give_up_held(shard, error);
+  return true;
 }
 
 void EngineCore::repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
                         const Error& error) {
+  if (transfer->stopping() || !transfer->peer->alive()) return transfer->give_up_held(shard, error);
+  const auto set = transfer->set_of(shard);
+  if (!transfer->take_held(shard)) return;
   trim_shard(*transfer, shard);
-  if (transfer->stopping() || !transfer->peer->alive()) return transfer->give_up(error);
-  auto& region = *const_cast<transport::RemoteRegion*>(shard.slices.front().region);
-  const auto deadline = earlier(transfer->deadline, Deadline::in(settings_.connect_timeout));
-  auto set = transfer->set_of(shard);
-  if (error.code != Code::kWouldBlock) {
-    set->down.store(true);
-    auto next = transfer->peer->another_set(*set, region, deadline);
-    if (!next.ok()) return transfer->give_up(error);
-    set = std::move(*next);
-  }
   post_shard(*transfer, shard, set);
+}
+
+// The shard stays held while this dials: who wants the transfer to stop need not wait for it.
+void EngineCore::redial_and_repost(const std::shared_ptr<TransferCore>& transfer,
+                                   transport::Shard& shard, const Error& error, bool go_on) {
+  if (!go_on || transfer->stopping() || !transfer->peer->alive())
+    return transfer->give_up_held(shard, error);
+  const auto region = transfer->lease_of(shard.slices.front().region);
+  const auto set = transfer->set_of(shard);
+  if (!region || !set) return;  // given up meanwhile
+  const auto deadline = earlier(transfer->deadline, Deadline::in(settings_.connect_timeout));
+  const bool last_try = shard.attempts >= settings_.max_retries;
+  set->down.store(true);
+  const auto next = transfer->peer->another_set(*set, *region, last_try, deadline);
+  if (!next.ok()) return transfer->give_up_held(shard, error);
+  if (!transfer->take_held(shard)) return;
+  trim_shard(*transfer, shard);
+  post_shard(*transfer, shard, *next);
 }
 
 Deadline EngineCore::quiesced_by(Deadline deadline) const {

@@ -72,7 +72,7 @@ Result<> InboundSession::on_notify(const wire::Frame& frame) {
 
 Result<> InboundSession::on_digest_request(const wire::Frame& frame) {
   CROSSDOCK_TRY(request, wire::decode<wire::DigestRequest>(frame.payload));
-  engine_.jobs().post([engine = &engine_, link = link_, request = std::move(request)] {
+  engine_.hasher().post([engine = &engine_, link = link_, request = std::move(request)] {
     const auto digest = digest_ranges(request.ranges, engine->regions());
     wire::DigestReply reply{.sequence = request.sequence};
     if (digest.ok()) {

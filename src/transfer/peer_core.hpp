@@ -44,12 +44,16 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   // The best rails that reach `region`; dials nothing. kUnreachable (retry later) while a lost rail
   // is dialled again, kUnsupported when no transport reaches that memory.
   Result<std::shared_ptr<RailSet>> rails_for(transport::RemoteRegion& region);
-  // Blocking: dials what is down. For the job thread.
+  // Blocking: dials what is down. For the dial pool.
   Result<> redial(Deadline deadline);
-  // Blocking, for a shard whose rail failed: the same transport dialled again, or with
-  // `transfer.fallback` the next one that reaches the region.
+  // The same for the rails that replace `lost`; after it the peer takes nothing any more that was
+  // sent on those.
+  Result<> redial(const RailSet& lost, Deadline deadline);
+  // Blocking, for a shard whose rail failed: the same transport dialled again. With
+  // `transfer.fallback`, the next one that reaches the region when that fails, or for the last try.
   Result<std::shared_ptr<RailSet>> another_set(const RailSet& failed,
-                                               transport::RemoteRegion& region, Deadline deadline);
+                                               transport::RemoteRegion& region, bool last_try,
+                                               Deadline deadline);
 
   void release_remote(transport::RemoteRegion& region);
   // The answer comes on any thread, exactly once: ok when the peer's engine has it.
@@ -94,7 +98,10 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   Result<> drain(RailSet& set, Deadline deadline);
   [[nodiscard]] transport::PeerInfo info_for(const transport::Transport& transport) const;
   Result<> attach(RailSet& set, transport::RemoteRegion& region);
+  std::shared_ptr<RailSet> fall_back(const RailSet& failed, transport::RemoteRegion& region,
+                                     Deadline deadline);
   void redial_later();
+  [[nodiscard]] Error rails_changed() const;
   // Dials further transports until every known region has one that reaches its memory.
   Result<> cover_regions(Deadline deadline);
   [[nodiscard]] std::shared_ptr<RailSet> set_at(std::size_t slot) const;

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fmt/format.h>
-#include <thread>
 
 #include "transfer/engine_core.hpp"
 #include "transfer/peer_core.hpp"
@@ -89,18 +88,9 @@ Result<> PeerCore::drain(RailSet& set, Deadline deadline) {
                   .scope = Scope::kTransfer,
                   .retry = Retry::kLater,
                   .message = fmt::format("the rails to peer '{}' are being dialled again", name_)});
-  const auto busy = [&] {
-    return std::any_of(set.rails.begin(), set.rails.end(),
-                       [](const auto& rail) { return rail->queued_bytes() != 0; });
-  };
-  // Rare and short, and no transport has a wait for it: look again every 100 us.
-  while (busy()) {
-    if (deadline.passed())
-      return make_error(Code::kDeadline,
-                        fmt::format("the old rails to peer '{}' did not come to rest", name_));
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-  return {};
+  if (set.wait_empty(deadline)) return {};
+  return make_error(Code::kDeadline,
+                    fmt::format("the old rails to peer '{}' did not come to rest", name_));
 }
 
 Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
@@ -143,9 +133,10 @@ Result<> PeerCore::cover_regions(Deadline deadline) {
 
 void PeerCore::redial_later() {
   if (redialling_.exchange(true)) return;
-  const bool posted = engine_->jobs().post([weak = weak_from_this()] {
+  const bool posted = engine_->dials().post(this, [weak = weak_from_this()](bool go_on) {
     const auto self = weak.lock();
     if (!self) return;
+    if (!go_on) return self->redialling_.store(false);
     const auto deadline = Deadline::in(self->engine_->settings().connect_timeout);
     auto done = self->redial(deadline);
     if (done.ok()) done = self->cover_regions(deadline);
@@ -157,8 +148,17 @@ void PeerCore::redial_later() {
   if (!posted) redialling_.store(false);
 }
 
+Error PeerCore::rails_changed() const {
+  return Error{.code = Code::kUnreachable,
+               .scope = Scope::kPeer,
+               .retry = Retry::kLater,
+               .message = fmt::format("the rails to peer '{}' are being dialled again", name_)};
+}
+
 Result<> PeerCore::attach(RailSet& set, transport::RemoteRegion& region) {
   const std::lock_guard lock(attach_mutex_);
+  // Replaced since it was looked up: what it attaches would be taken for the new rails'.
+  if (set_at(set.slot).get() != &set) return rails_changed();
   if (region.attached[set.slot]) return {};
   std::optional<transport::RemoteAccess> access;
   for (const auto& rail : set.rails) {
@@ -192,34 +192,52 @@ Result<std::shared_ptr<RailSet>> PeerCore::rails_for(transport::RemoteRegion& re
       continue;
     }
     auto attached = attach(*set, region);
-    if (attached.ok()) return set;
+    if (attached.ok()) {
+      if (any_down) redial_later();  // a better way may be back
+      return set;
+    }
     last = std::move(attached).error();
   }
   if (any_down) {
     redial_later();
-    return Error{.code = Code::kUnreachable,
-                 .scope = Scope::kPeer,
-                 .retry = Retry::kLater,
-                 .message = fmt::format("the rails to peer '{}' are being dialled again", name_)};
+    return rails_changed();
   }
   if (last && last->code == Code::kUnsupported) redial_later();  // registered after open()
   if (last) return *last;
   return make_error(Code::kUnreachable, fmt::format("no transport reaches peer '{}'", name_));
 }
 
+Result<> PeerCore::redial(const RailSet& lost, Deadline deadline) {
+  const std::lock_guard dialling(dial_mutex_);
+  return dial_into(lost.slot, deadline);
+}
+
 Result<std::shared_ptr<RailSet>> PeerCore::another_set(const RailSet& failed,
                                                        transport::RemoteRegion& region,
-                                                       Deadline deadline) {
-  const auto again = redial(deadline);
-  if (again.ok())
-    if (const auto set = set_at(failed.slot); set && attach(*set, region).ok()) return set;
-  if (!engine_->settings().fallback) return again.ok() ? lost_error() : again.error();
+                                                       bool last_try, Deadline deadline) {
+  const bool fallback = engine_->settings().fallback;
+  std::optional<Error> why;
+  if (!fallback || !last_try) {
+    auto again = redial(failed, deadline);
+    const auto set = again.ok() ? set_at(failed.slot) : nullptr;
+    if (set && attach(*set, region).ok()) return set;
+    why = again.ok() ? rails_changed() : std::move(again).error();
+  }
+  if (!fallback) return *why;
+  if (auto set = fall_back(failed, region, deadline)) return set;
+  if (why) return *why;
+  return make_error(Code::kUnreachable, fmt::format("no transport after {} reaches peer '{}'",
+                                                    failed.transport->name(), name_));
+}
+
+std::shared_ptr<RailSet> PeerCore::fall_back(const RailSet& failed, transport::RemoteRegion& region,
+                                             Deadline deadline) {
   for (std::size_t slot = failed.slot + 1; slot < engine_->transports().size(); ++slot) {
     {
       const std::lock_guard dialling(dial_mutex_);
       if (!dial_into(slot, deadline).ok()) continue;
     }
-    const auto set = set_at(slot);
+    auto set = set_at(slot);
     if (!set || !attach(*set, region).ok()) continue;
     CROSSDOCK_LOG_ONCE(engine_->log(), kWarn, "fallback " + name_,
                        "peer '{}': {} failed, transfers fall back to {}", name_,
@@ -227,8 +245,7 @@ Result<std::shared_ptr<RailSet>> PeerCore::another_set(const RailSet& failed,
     engine_->count_fallback();
     return set;
   }
-  return make_error(Code::kUnreachable, fmt::format("no transport after {} reaches peer '{}'",
-                                                    failed.transport->name(), name_));
+  return nullptr;
 }
 
 std::string PeerCore::transport_name() const {

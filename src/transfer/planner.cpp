@@ -87,9 +87,7 @@ class Planner {
       return error;
     }
     local_ = lease->region();
-    const bool known = std::any_of(transfer_.local_leases.begin(), transfer_.local_leases.end(),
-                                   [&](const mem::Lease& held) { return held.region() == local_; });
-    if (!known) transfer_.local_leases.push_back(std::move(*lease));
+    if (transfer_.planned_local.insert(local_)) transfer_.local_leases.push_back(std::move(*lease));
     return {};
   }
 
@@ -117,9 +115,7 @@ class Planner {
       return invalid_argument(fmt::format("{} reaches past the end of region {} of peer '{}'",
                                           range_text(request.remote, request.length),
                                           range_text(region.address, region.length), peer_.name()));
-    const bool known = std::any_of(transfer_.remote_leases.begin(), transfer_.remote_leases.end(),
-                                   [&](const RemoteRegionPtr& held) { return held == *found; });
-    if (!known) {
+    if (transfer_.planned_remote.insert(&region)) {
       region.leases.fetch_add(1);
       transfer_.remote_leases.push_back(*found);
       if (region.revoked.load())

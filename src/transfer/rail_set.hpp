@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/futex.hpp"
 #include "transport/transport.hpp"
 
 namespace crossdock::transfer::detail {
@@ -16,6 +17,9 @@ struct RailSet {
   std::size_t slot = 0;
   std::vector<std::unique_ptr<transport::Endpoint>> rails;
   std::atomic<bool> down{false};  // a rail failed: take no new shards until dialled again
+  // This engine severed the rails: their shards failed through no fault of their own.
+  std::atomic<bool> cut{false};
+  std::atomic<std::uint32_t> in_flight{0};  // shards on the rails; futex word of wait_empty()
 
   // The rail with the fewest bytes waiting, not `except` unless it is the only one.
   [[nodiscard]] transport::Endpoint* least_loaded(
@@ -27,7 +31,21 @@ struct RailSet {
     }
     return best;
   }
+  void board() noexcept { in_flight.fetch_add(1); }
+  // Sequentially consistent with wait_empty(): either it sees the count, or this sees `cut`.
+  void leave() noexcept {
+    if (in_flight.fetch_sub(1) == 1 && cut.load()) base::futex_wake_all(in_flight);
+  }
+  // After sever(): false when the deadline passed and a shard is still in flight.
+  bool wait_empty(Deadline deadline) {
+    while (const auto left = in_flight.load()) {
+      if (deadline.passed()) return false;
+      base::futex_wait(in_flight, left, deadline);
+    }
+    return true;
+  }
   void sever(const Error& why) {
+    cut.store(true);
     down.store(true);
     for (const auto& rail : rails)
       rail->sever(why);

@@ -68,7 +68,9 @@ void TransferCore::assign(transport::Shard& shard, const std::shared_ptr<RailSet
   const std::lock_guard lock(mutex_);
   if (rides_.size() <= index) rides_.resize(index + 1);
   rides_[index] = {set, rail, &shard};
-  std::atomic_ref(shard.in_flight).store(1);
+  shard.owner = set.get();
+  set->board();
+  std::atomic_ref(shard.in_flight).store(kOnRail);
 }
 
 std::vector<TransferCore::Ride> TransferCore::rides() const {
@@ -77,18 +79,22 @@ std::vector<TransferCore::Ride> TransferCore::rides() const {
 }
 
 bool TransferCore::request_stop(Error reason) {
-  bool data_over = false;
+  Stage stage = Stage::kData;
   {
     const std::lock_guard lock(mutex_);
     if (stop_reason_ || terminal()) return false;
     stop_reason_ = reason;
-    data_over = data_over_;
+    stage = stage_;
+    // The hashing thread may be busy with others for long: it need not get to this one any more.
+    if (stage == Stage::kHashQueued) stage_ = Stage::kOver;
   }
   stop_.store(true);
   // A rail may finish the shard inside cancel(), so no lock is held.
   for (const auto& ride : rides())
     if (ride.rail != nullptr) ride.rail->cancel(*ride.shard);
-  if (data_over) peer->abandon(id, reason);
+  give_up_all_held();
+  if (stage == Stage::kHashQueued) finish(reason);
+  if (stage == Stage::kAnswers) peer->abandon(id, reason);
   return true;
 }
 
@@ -98,10 +104,17 @@ std::optional<Error> TransferCore::stop_reason() const {
 }
 
 void TransferCore::sever_rails(const Error& why) {
+  // Others may have shards on the same rails; theirs are tried again when the peer answers.
+  const Error cut{
+      .code = Code::kUnreachable,
+      .scope = Scope::kPeer,
+      .retry = Retry::kLater,
+      .message = fmt::format("a rail to peer '{}' was cut: {}", peer->name(), why.message)};
   for (const auto& ride : rides())
-    if (ride.rail != nullptr && std::atomic_ref(ride.shard->in_flight).load() != 0) {
+    if (ride.rail != nullptr && std::atomic_ref(ride.shard->in_flight).load() == kOnRail) {
+      ride.set->cut.store(true);
       ride.set->down.store(true);
-      ride.rail->sever(why);
+      ride.rail->sever(cut);
     }
   peer->abandon(id, why);
 }
@@ -113,7 +126,9 @@ void TransferCore::shard_progress(transport::Shard& shard, std::uint64_t bytes) 
 
 void TransferCore::shard_finished(transport::Shard& shard, const Error* error) noexcept {
   // A transport that reports twice (the fault injector does) must not end the transfer early.
-  if (std::atomic_ref(shard.in_flight).exchange(0) == 0) return;
+  std::uint32_t on_rail = kOnRail;
+  if (!std::atomic_ref(shard.in_flight).compare_exchange_strong(on_rail, kNowhere)) return;
+  static_cast<RailSet*>(shard.owner)->leave();
   if (error == nullptr) return shard_over();
   if (!stopping() && engine->retry(*this, shard, *error)) return;
   give_up(*error);
@@ -122,17 +137,48 @@ void TransferCore::shard_finished(transport::Shard& shard, const Error* error) n
 void TransferCore::give_up(const Error& error) noexcept {
   record_error(error);
   stop_.store(true);  // the other shards need not start what will not count
-  shard_over();
+  give_up_all_held();
+  shard_over();  // last: it may be the end of this object
+}
+
+void TransferCore::hold(transport::Shard& shard) noexcept {
+  held_.fetch_add(1);
+  std::atomic_ref(shard.in_flight).store(kHeld);
+}
+
+bool TransferCore::take_held(transport::Shard& shard) noexcept {
+  std::uint32_t held = kHeld;
+  if (!std::atomic_ref(shard.in_flight).compare_exchange_strong(held, kNowhere)) return false;
+  held_.fetch_sub(1);
+  return true;
+}
+
+void TransferCore::give_up_held(transport::Shard& shard, const Error& error) noexcept {
+  if (take_held(shard)) give_up(error);
+}
+
+// Precondition: `stop_` is set, and somebody holds the transfer or a shard of it.
+void TransferCore::give_up_all_held() noexcept {
+  if (held_.load() == 0) return;
+  for (auto& shard : shards)
+    if (take_held(shard)) shard_over();
 }
 
 std::shared_ptr<RailSet> TransferCore::set_of(const transport::Shard& shard) const {
   const auto index = static_cast<std::size_t>(&shard - shards.data());
   const std::lock_guard lock(mutex_);
-  return rides_[index].set;
+  return index < rides_.size() ? rides_[index].set : nullptr;
+}
+
+std::shared_ptr<transport::RemoteRegion> TransferCore::lease_of(
+    const transport::RemoteRegion* region) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(
+      remote_leases, [region](const auto& held) { return held.get() == region; });
+  return found != remote_leases.end() ? *found : nullptr;
 }
 
 void TransferCore::shard_refused(transport::Shard& shard, const Error& error) noexcept {
-  std::atomic_ref(shard.in_flight).store(1);
   shard_finished(shard, &error);
 }
 
@@ -142,23 +188,41 @@ void TransferCore::shard_over() noexcept {
 }
 
 void TransferCore::complete() {
+  const bool hash = checksum && bytes_total > 0;
   std::optional<Error> failure;
   {
     const std::lock_guard lock(mutex_);
-    data_over_ = true;
     const bool all_there = !error_ && bytes_done_.load() >= bytes_total;
-    if (!all_there) failure = stop_reason_ ? stop_reason_ : error_;
+    const bool more_to_do = hash || options.notification.has_value();
+    if (!all_there || (more_to_do && stop_reason_)) failure = stop_reason_ ? stop_reason_ : error_;
+    if (!failure) stage_ = hash ? Stage::kHashQueued : Stage::kAnswers;
   }
   if (failure) return finish(std::move(failure));
-  if (checksum && bytes_total > 0) return verify_transfer(shared_from_this());
+  if (hash) return verify_transfer(shared_from_this());
   after_checksum();
+}
+
+bool TransferCore::begin_hashing() {
+  const std::lock_guard lock(mutex_);
+  if (stage_ != Stage::kHashQueued) return false;
+  stage_ = Stage::kAnswers;
+  return true;
 }
 
 void TransferCore::after_checksum() {
   if (!options.notification) return finish(std::nullopt);
-  peer->send_notification(*options.notification, id, [self = shared_from_this()](Result<> sent) {
+  if (auto reason = stop_reason()) return finish(std::move(reason));
+  const auto self = shared_from_this();
+  peer->send_notification(*options.notification, id, [self](Result<> sent) {
     self->finish(sent.ok() ? std::nullopt : std::optional<Error>(sent.error()));
   });
+  heed_stop();
+}
+
+// Sequentially consistent with request_stop(): either that finds what the peer owes, or this finds
+// the reason.
+void TransferCore::heed_stop() {
+  if (const auto reason = stop_reason()) peer->abandon(id, *reason);
 }
 
 State TransferCore::final_state(const std::optional<Error>& error) const {
@@ -244,8 +308,10 @@ void TransferCore::recycle() {
   peer.reset();
   options = {};
   rides_.clear();
-  data_over_ = false;
+  stage_ = Stage::kData;
   listing = Listing::kNever;
+  planned_local.clear();
+  planned_remote.clear();
   slices.clear();
   shards.clear();
   checksum = false;

@@ -16,6 +16,7 @@
 #include <crossdock/transfer/types.hpp>
 
 #include "mem/region_table.hpp"
+#include "transfer/pointer_set.hpp"
 #include "transfer/rail_set.hpp"
 #include "transport/transport.hpp"
 
@@ -43,6 +44,7 @@ class TransferCore final : public transport::ShardSink,
   std::vector<transport::Shard> shards;
   std::vector<mem::Lease> local_leases;
   std::vector<std::shared_ptr<transport::RemoteRegion>> remote_leases;
+  PointerSet planned_local, planned_remote;  // the regions of the leases, while they are collected
 
   // Notes which rail carries a shard, before it is posted there. Thread-safe: a retry does it too.
   void assign(transport::Shard& shard, const std::shared_ptr<RailSet>& set,
@@ -54,11 +56,19 @@ class TransferCore final : public transport::ShardSink,
   // Accounts for a shard that could not be posted.
   void shard_refused(transport::Shard& shard, const Error& error) noexcept;
 
-  // A shard that failed and will not be tried again; it is not in flight.
+  // A shard that failed and will not be tried again; it is neither in flight nor held.
   void give_up(const Error& error) noexcept;
+  // A failed shard that waits for another try. Held shards are given up when the transfer stops, so
+  // whoever wants to go on with one takes it first; false: it was given up.
+  void hold(transport::Shard& shard) noexcept;
+  bool take_held(transport::Shard& shard) noexcept;
+  void give_up_held(transport::Shard& shard, const Error& error) noexcept;
   // Progress that was reported for slices which are copied again.
   void take_back(std::uint64_t bytes) noexcept { bytes_done_.fetch_sub(bytes); }
+  // Null once the transfer is over.
   [[nodiscard]] std::shared_ptr<RailSet> set_of(const transport::Shard& shard) const;
+  [[nodiscard]] std::shared_ptr<transport::RemoteRegion> lease_of(
+      const transport::RemoteRegion* region) const;
 
   // --- while in flight ---
   [[nodiscard]] Status status() const;
@@ -72,12 +82,17 @@ class TransferCore final : public transport::ShardSink,
   // Cuts the rails that still hold a shard of it.
   void sever_rails(const Error& why);
   [[nodiscard]] std::optional<Error> stop_reason() const;
-  [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
+  // Sequentially consistent with hold(): see EngineCore::retry().
+  [[nodiscard]] bool stopping() const noexcept { return stop_.load(); }
   [[nodiscard]] const std::atomic<bool>* stop_flag() const noexcept { return &stop_; }
   // Ends the transfer; called by the stages after the data (checksum, notification) as well.
   void finish(std::optional<Error> error);
+  // The hashing thread got to it; false: it was stopped meanwhile and is over.
+  bool begin_hashing();
   // After the data: checksum, then notification, then finish().
   void after_checksum();
+  // Whoever has just asked the peer for an answer: a stop that came before is told to it.
+  void heed_stop();
 
   // Frees what belongs to one life; slab capacity stays. Precondition: terminal or never started.
   void recycle();
@@ -92,7 +107,10 @@ class TransferCore final : public transport::ShardSink,
   std::list<std::shared_ptr<TransferCore>>::iterator list_position;
 
  private:
+  // Shard::in_flight.
+  enum Where : std::uint32_t { kNowhere = 0, kOnRail = 1, kHeld = 2 };
   void shard_over() noexcept;
+  void give_up_all_held() noexcept;
   void complete();
   void release_leases();
   [[nodiscard]] State final_state(const std::optional<Error>& error) const;
@@ -100,6 +118,7 @@ class TransferCore final : public transport::ShardSink,
 
   std::shared_ptr<TransferCore> self_;
   std::atomic<std::uint32_t> shards_left_{0};
+  std::atomic<std::uint32_t> held_{0};  // shards that wait for another try
   std::atomic<std::uint64_t> bytes_done_{0};
   std::atomic<bool> stop_{false};
   std::atomic<State> state_{State::kPosted};
@@ -113,7 +132,10 @@ class TransferCore final : public transport::ShardSink,
   };
   [[nodiscard]] std::vector<Ride> rides() const;
   std::vector<Ride> rides_;  // one a shard, by index
-  bool data_over_ = false;   // only the checksum or the notification is missing
+  // What it waits for: its shards; the hashing thread; the checksum and the peer's answers. Ended
+  // there (kOver) only by who takes it from the hashing thread's queue.
+  enum class Stage : std::uint8_t { kData, kHashQueued, kAnswers, kOver };
+  Stage stage_ = Stage::kData;
   std::optional<Error> stop_reason_;
   std::optional<Error> error_;
 };

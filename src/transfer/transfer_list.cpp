@@ -7,6 +7,11 @@
 #include "transfer/peer_core.hpp"
 
 namespace crossdock::transfer::detail {
+namespace {
+
+constexpr auto kLookAgain = std::chrono::milliseconds(20);
+
+}  // namespace
 
 void TransferList::add(const std::shared_ptr<TransferCore>& transfer) {
   const std::lock_guard lock(mutex_);
@@ -75,6 +80,9 @@ void TransferList::check_deadlines() {
     if (now >= cut) {
       // The peer does not answer: cut the connection, so that nothing can follow.
       transfer->sever_rails(why);
+      // And look again until it is gone: what it began meanwhile is ended then.
+      const auto again = Deadline::in(std::max<std::chrono::nanoseconds>(grace_, kLookAgain));
+      next = next ? earlier(*next, again) : again;
     } else {
       next = next ? earlier(*next, cut) : cut;
     }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/verifier.hpp"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "transfer/engine_core.hpp"
@@ -17,7 +18,11 @@ struct Part {
   std::uint64_t local = 0;
 };
 
-std::vector<Part> make_parts(const std::vector<transport::Slice>& slices) {
+constexpr std::size_t kPieceBytes = 1 << 20;  // between looks at whether to go on
+
+// Nothing when the transfer was stopped.
+std::optional<std::vector<Part>> make_parts(const TransferCore& transfer) {
+  const auto& slices = transfer.slices;
   std::vector<Part> parts;
   for (std::size_t first = 0; first < slices.size(); first += wire::kMaxDigestRanges) {
     const std::size_t end = std::min<std::size_t>(slices.size(), first + wire::kMaxDigestRanges);
@@ -25,7 +30,10 @@ std::vector<Part> make_parts(const std::vector<transport::Slice>& slices) {
     wire::StreamChecksum digest;
     for (std::size_t i = first; i < end; ++i) {
       part.ranges.push_back({slices[i].remote, slices[i].length});
-      digest.update({slices[i].local, slices[i].length});
+      for (std::size_t at = 0; at < slices[i].length; at += kPieceBytes) {
+        if (transfer.stopping()) return std::nullopt;
+        digest.update({slices[i].local + at, std::min(kPieceBytes, slices[i].length - at)});
+      }
     }
     part.local = digest.digest();
     parts.push_back(std::move(part));
@@ -70,17 +78,20 @@ class Verdict : public std::enable_shared_from_this<Verdict> {
 }  // namespace
 
 void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
-  const bool posted = transfer->engine->jobs().post([transfer] {
-    if (auto reason = transfer->stop_reason()) return transfer->finish(std::move(reason));
-    auto parts = make_parts(transfer->slices);
-    const auto verdict = std::make_shared<Verdict>(transfer, parts.size());
-    for (auto& part : parts)
+  const bool posted = transfer->engine->hasher().post([transfer] {
+    if (!transfer->begin_hashing()) return;
+    auto parts = make_parts(*transfer);
+    if (!parts) return transfer->finish(transfer->stop_reason());
+    const auto verdict = std::make_shared<Verdict>(transfer, parts->size());
+    for (auto& part : *parts)
       transfer->peer->request_digest(std::move(part.ranges), transfer->id,
                                      [verdict, local = part.local](Result<std::uint64_t> remote) {
                                        verdict->on_reply(local, std::move(remote));
                                      });
+    transfer->heed_stop();
   });
-  if (!posted) transfer->finish(make_error(Code::kClosed, "the engine is closed"));
+  if (!posted && transfer->begin_hashing())
+    transfer->finish(make_error(Code::kClosed, "no thread for the checksum, or the engine closes"));
 }
 
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,

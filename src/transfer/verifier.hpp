@@ -10,7 +10,8 @@
 
 namespace crossdock::transfer::detail {
 
-// Ends in after_checksum() or finish() of the transfer. Hashing runs on the engine's job thread.
+// Ends in after_checksum() or finish() of the transfer. Hashing runs on the engine's hashing
+// thread.
 void verify_transfer(const std::shared_ptr<TransferCore>& transfer);
 
 // The target's half: the digest of ranges of this engine's memory. kInvalidArgument or kDenied when

@@ -64,9 +64,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, EngineProcess, ::testing::Values("shm", "tc
 
 // A source in this process with a target in another, and a transfer of all its memory under way.
 struct Initiator {
-  explicit Initiator(const std::string& transports)
-      : child({"--role=target", transports}),
-        engine(make_engine(transports)),
+  explicit Initiator(const std::string& transports, transfer::EngineOptions options = {})
+      : child({"--role=target", base_of(transports)}),
+        engine(make_engine(transports, std::move(options))),
         region(engine.allocate(kBytes).value()),
         peer(engine.open(child.hear(), soon()).value()),
         pool(peer.region("pool", soon()).value()) {
@@ -76,6 +76,20 @@ struct Initiator {
     std::vector<Request> batch(static_cast<std::size_t>(copies),
                                Request{Op::kWrite, region.address(), pool.address, kBytes});
     return engine.submit(peer, batch, {.deadline = deadline}).value();
+  }
+  // "faulty+tcp" speaks to the peer's "tcp".
+  static std::string base_of(const std::string& transports) {
+    return transports.substr(transports.rfind('+') + 1);
+  }
+  // Until the peer, which hung, takes transfers again.
+  Result<> eventually_delivered(std::size_t length) {
+    const auto until = soon();
+    const Request request{Op::kWrite, region.address(), pool.address, length};
+    while (true) {
+      auto result = engine.transfer(peer, std::span(&request, 1), {.deadline = until});
+      if (result.ok() || until.passed() || result.error().retry != Retry::kLater) return result;
+      std::this_thread::yield();
+    }
   }
   void wait_until_moving(const Transfer& transfer) const {
     while (transfer.status().bytes_done == 0 && !transfer::is_terminal(transfer.status().state))
@@ -150,6 +164,114 @@ TEST_P(EngineProcess, AStoppedTargetCannotHoldTheTransferBeyondItsDeadline) {
   self.child.say("hash");
   EXPECT_EQ(first, self.child.hear());
   EXPECT_FALSE(first.empty());
+}
+
+TEST_P(EngineProcess, APeerThatWentOnIsReachedByTheSameHandle) {
+  Initiator self(GetParam());
+  for (int round = 0; round < 2; ++round) {
+    self.child.stop();
+    auto transfer = self.start(Deadline::in(200ms));
+    (void)transfer.wait(Deadline::in(10s));
+    ASSERT_TRUE(transfer::is_terminal(transfer.status().state));
+    self.child.signal(SIGCONT);
+    const auto result = self.eventually_delivered(1 << 20);
+    EXPECT_TRUE(result.ok()) << result.error().describe();
+    EXPECT_TRUE(self.peer.alive());
+  }
+}
+
+TEST_P(EngineProcess, AReadFromAStoppedPeerEndsAndStaysEnded) {
+  Initiator self(GetParam());
+  auto warm = self.start(soon(), 1);
+  ASSERT_TRUE(warm.wait(soon()).ok());
+  const std::vector<Request> batch(
+      8, Request{Op::kRead, self.region.address(), self.pool.address, kBytes});
+  auto transfer = self.engine.submit(self.peer, batch, {.deadline = Deadline::in(2s)}).value();
+  self.wait_until_moving(transfer);
+  self.child.stop();
+  const auto result = transfer.wait(Deadline::in(12s));
+  ASSERT_TRUE(transfer::is_terminal(transfer.status().state));
+  EXPECT_TRUE(result.ok() || result.code() == Code::kDeadline) << result.error().describe();
+  std::memset(self.region.address(), 0xdb, kBytes);
+  self.child.signal(SIGCONT);
+  self.child.say("hash");
+  EXPECT_FALSE(self.child.hear().empty()) << "it runs again";
+  for (std::size_t i = 0; i < kBytes; i += 512)
+    ASSERT_EQ(*bytes_of(self.region, i), std::byte{0xdb}) << "read into after the end, at " << i;
+}
+
+// Whatever it waits for: the data, the peer's digest, its acknowledgement of the notification.
+TEST_P(EngineProcess, AStoppedPeerHoldsNoStageBeyondTheDeadline) {
+  Initiator self(GetParam(), {.config = {{"transfer.quiesce_grace", "1ms"}}});
+  ASSERT_TRUE(self.eventually_delivered(kBytes).ok());
+  self.child.stop();
+  for (const int ms : {1, 20, 40, 60, 80, 120, 160, 200, 300}) {
+    for (const bool checksum : {true, false}) {
+      const std::vector<Request> batch(
+          2, Request{Op::kWrite, self.region.address(), self.pool.address, kBytes});
+      TransferOptions options{.deadline = Deadline::in(std::chrono::milliseconds(ms))};
+      if (checksum)
+        options.checksum = true;
+      else
+        options.notification = transfer::Notification{"m", "x"};
+      auto transfer = self.engine.submit(self.peer, batch, options);
+      if (!transfer.ok()) {
+        EXPECT_EQ(transfer.error().retry, Retry::kLater) << transfer.error().describe();
+        continue;  // its rails were cut, and it does not answer the redial
+      }
+      EXPECT_EQ(transfer->wait(Deadline::in(10s)).code(), Code::kDeadline);
+      ASSERT_TRUE(transfer::is_terminal(transfer->status().state)) << ms << " " << checksum;
+    }
+  }
+  EXPECT_TRUE(self.engine.pending().empty());
+  EXPECT_TRUE(self.region.release(Deadline::in(5s)).ok());
+}
+
+TEST_P(EngineProcess, AKilledPeerEndsAChecksumAndANotification) {
+  for (const bool checksum : {true, false}) {
+    Initiator self(GetParam());
+    self.child.stop();  // so that it cannot answer before it dies
+    const Request request{Op::kWrite, self.region.address(), self.pool.address, 64};
+    TransferOptions options{.deadline = soon()};
+    if (checksum)
+      options.checksum = true;
+    else
+      options.notification = transfer::Notification{"m", "x"};
+    auto transfer = self.engine.submit(self.peer, std::span(&request, 1), options).value();
+    EXPECT_EQ(transfer.wait(Deadline::in(50ms)).code(), Code::kDeadline) << "it waits for the peer";
+    self.child.signal(SIGKILL);
+    EXPECT_EQ(transfer.wait(Deadline::in(10s)).code(), Code::kPeerLost);
+  }
+}
+
+// Each transfer to the healthy peer needs it dialled again while the other does not answer its
+// redial; and checksums, which run on a thread of their own.
+TEST(EngineProcessOnce, APeerThatHangsHoldsUpNoOther) {
+  Initiator self("faulty+tcp", {.config = {{"transport.faulty.fail_ppm", "300000"},
+                                           {"transfer.max_retries", "100"},
+                                           {"control.connect_timeout", "1min"}}});
+  ChildProcess healthy({"--role=target", "tcp"});
+  auto other = self.engine.open(healthy.hear(), soon()).value();
+  const auto other_pool = other.region("pool", soon()).value();
+  self.child.stop();
+  auto stuck = self.start(Deadline::in(100ms));
+  (void)stuck.wait(Deadline::in(10s));
+  // Its rails are down now; this asks for them.
+  const Request request{Op::kWrite, self.region.address(), self.pool.address, 64};
+  (void)self.engine.submit(self.peer, std::span(&request, 1), {.deadline = Deadline::in(1min)});
+  const Request to_other{Op::kWrite, self.region.address(), other_pool.address, 1 << 20};
+  for (int i = 0; i < 10; ++i) {
+    // Rails that are being dialled take no submission: later.
+    const auto until = soon();
+    Result<> result;
+    do
+      result = self.engine.transfer(other, std::span(&to_other, 1),
+                                    {.deadline = until, .checksum = true});
+    while (!result.ok() && result.code() == Code::kUnreachable && !until.passed());
+    ASSERT_TRUE(result.ok()) << result.error().describe();
+  }
+  EXPECT_TRUE(self.peer.alive()) << "it still hangs";
+  self.child.signal(SIGKILL);  // the end of the engine need not wait for it
 }
 
 TEST_P(EngineProcess, PoisonAfterCancelNeverArrives) {
