@@ -1,0 +1,194 @@
+// Bounds of the engine: transfers in flight, full queues, connections, descriptors; and what a
+// failure leaves behind.
+// SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+#include <fstream>
+#include <sys/resource.h>
+
+#include "support/engines.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+std::uint64_t metric(const Engine& engine, const std::string& name) {
+  const std::string text = engine.metrics();
+  const std::string line = "\n" + name + " ";
+  const auto at = text.find(line);
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + line.size()));
+}
+
+std::size_t open_descriptors() {
+  std::size_t n = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++n;
+  return n;
+}
+
+[[maybe_unused]] std::size_t resident_kib() {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t total = 0, resident = 0;
+  statm >> total >> resident;
+  return resident * 4;
+}
+
+// No more descriptors than now while it lives.
+class NoMoreDescriptors {
+ public:
+  NoMoreDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &old_), 0);
+    // The listing itself takes one, which is free again afterwards.
+    const rlimit tight{open_descriptors() - 1, old_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  }
+  ~NoMoreDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &old_), 0); }
+  NoMoreDescriptors(const NoMoreDescriptors&) = delete;
+  NoMoreDescriptors& operator=(const NoMoreDescriptors&) = delete;
+
+ private:
+  rlimit old_{};
+};
+
+TEST(Limits, SoManyTransfersMayBeInFlight) {
+  EngineOptions options{
+      .config = {{"transfer.max_pending", "4"}, {"transport.faulty.delay_max", "1min"}}};
+  Pair pair("faulty+shm", 1 << 20, false, std::move(options));
+  const std::vector<Request> batch{pair.write(0, 4096)};
+  std::vector<Transfer> transfers;
+  for (int i = 0; i < 4; ++i)
+    transfers.push_back(
+        pair.source.submit(pair.peer, batch, {.deadline = Deadline::in(10min)}).value());
+  const auto refused = pair.source.submit(pair.peer, batch, {});
+  ASSERT_EQ(refused.code(), Code::kWouldBlock);
+  EXPECT_EQ(refused.error().retry, Retry::kLater);
+  EXPECT_NE(refused.error().message.find("transfer.max_pending"), std::string::npos);
+  transfers.front().cancel();
+  EXPECT_EQ(transfers.front().wait(soon()).code(), Code::kCancelled);
+  EXPECT_TRUE(pair.source.submit(pair.peer, batch, {.deadline = Deadline::in(1ms)}).ok());
+}
+
+// More shards than the rails' queues hold: they wait their turn, the caller does not notice.
+TEST(Limits, AFullQueueIsWaitedOut) {
+  EngineOptions options{.config = {{"transport.tcp.queue_shards", "16"},
+                                   {"transfer.slice_bytes", "4KiB"},
+                                   {"transfer.shard_bytes", "64KiB"}}};
+  constexpr std::size_t kBytes = 64 << 20;
+  Pair pair("tcp", kBytes, false, std::move(options));
+  fill_pattern(pair.source_memory.data(), kBytes, 1);
+  const auto result = pair.run({pair.write(0, kBytes)}, {.deadline = Deadline::in(60s)});
+  ASSERT_TRUE(result.ok()) << result.error().describe();
+  EXPECT_TRUE(has_pattern(pair.target_memory.data(), kBytes, 1));
+  EXPECT_GT(metric(pair.source, "crossdock_shard_retries_total"), 0u) << "a queue was full";
+  EXPECT_EQ(metric(pair.source, "crossdock_redials_total"), 0u) << "which is no fault of it";
+}
+
+TEST(Limits, TransfersOpenNoConnections) {
+  Pair pair("tcp", 1 << 20);
+  ASSERT_TRUE(pair.run({pair.write(0, 1 << 20)}).ok());
+  const auto before = open_descriptors();
+  for (int i = 0; i < 300; ++i)
+    ASSERT_TRUE(pair.run({i % 2 == 0 ? pair.write(0, 1 << 16) : pair.read(0, 1 << 16)}).ok());
+  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(metric(pair.source, "crossdock_peer_connects_total"), 1u);
+  EXPECT_EQ(metric(pair.source, "crossdock_redials_total"), 0u);
+}
+
+TEST(Limits, FailuresInFlightLeaveNothingBehind) {
+  EngineOptions options{
+      .config = {{"transport.faulty.fail_ppm", "1000000"}, {"transfer.max_retries", "1"}}};
+  Pair pair("faulty+shm", 1 << 20, false, std::move(options));
+  const auto fail = [&] {
+    const auto until = soon();
+    Result<> result;
+    do
+      result = pair.run({pair.write(0, 1 << 20), pair.read(0, 1 << 20)}, {.deadline = until});
+    while (result.code() == Code::kUnreachable && result.error().scope == Scope::kPeer);
+    ASSERT_EQ(result.code(), Code::kUnreachable) << result.error().describe();
+  };
+  for (int i = 0; i < 100; ++i)
+    fail();
+  const auto descriptors = open_descriptors();
+  [[maybe_unused]] const auto kib = resident_kib();
+  for (int i = 0; i < 200; ++i)
+    fail();
+  EXPECT_LE(open_descriptors(), descriptors + 4);
+#if !defined(CROSSDOCK_SANITIZE_ADDRESS) && !defined(CROSSDOCK_SANITIZE_THREAD)
+  EXPECT_LT(resident_kib(), kib + 4 * 1024);
+#endif
+  EXPECT_TRUE(pair.source.pending().empty());
+  EXPECT_TRUE(pair.local.release(soon()).ok());
+  EXPECT_TRUE(pair.remote.release(soon()).ok());
+}
+
+// 10,000 requests that touch are a few slices when merged, and more than one shard when not: each
+// shard fails once and is tried again.
+TEST(Limits, AdjacentRequestsAreMergedUnlessToldNotTo) {
+  for (const bool merge : {true, false}) {
+    EngineOptions options{.config = {{"transfer.merge", merge ? "true" : "false"},
+                                     {"transport.faulty.fail_ppm", "1000000"},
+                                     {"transfer.max_retries", "1"}}};
+    Pair pair("faulty+shm", 1 << 20, false, std::move(options));
+    std::vector<Request> batch;
+    for (std::size_t i = 0; i < 10'000; ++i)
+      batch.push_back(pair.write(16 * i, 16));
+    EXPECT_EQ(pair.run(batch).code(), Code::kUnreachable);
+    const auto tries = metric(pair.source, "crossdock_shard_retries_total");
+    if (merge)
+      EXPECT_EQ(tries, 1u);
+    else
+      EXPECT_GT(tries, 1u);
+  }
+}
+
+TEST(Limits, BothWaysOfMergingMoveTheSameBytes) {
+  for (const char* merge : {"true", "false"}) {
+    Pair pair("shm", 1 << 20, false, {.config = {{"transfer.merge", merge}}});
+    fill_pattern(pair.source_memory.data(), 1 << 20, 2);
+    std::vector<Request> batch;
+    for (std::size_t i = 0; i < (1 << 20) / 64; ++i)
+      batch.push_back(pair.write(64 * i, 64));
+    ASSERT_TRUE(pair.run(batch).ok());
+    EXPECT_TRUE(has_pattern(pair.target_memory.data(), 1 << 20, 2)) << merge;
+  }
+}
+
+// The stages after the data see each shard's end once, however often it is reported.
+TEST(Limits, DuplicateCompletionsReachNoLaterStage) {
+  EngineOptions options{.config = {{"transport.faulty.duplicate_ppm", "1000000"},
+                                   {"transport.faulty.reorder", "4"},
+                                   {"transfer.shard_bytes", "64KiB"}}};
+  Pair pair("faulty+shm", 1 << 20, false, std::move(options));
+  auto mailbox = pair.target.mailbox("done").value();
+  for (int round = 0; round < 20; ++round) {
+    fill_pattern(pair.source_memory.data(), 1 << 20, static_cast<std::uint64_t>(round));
+    TransferOptions both;
+    both.checksum = true;
+    both.notification = transfer::Notification{"done", std::to_string(round)};
+    const auto result = pair.run({pair.write(0, 1 << 20)}, both);
+    ASSERT_TRUE(result.ok()) << result.error().describe();
+    EXPECT_EQ(mailbox.receive(soon()).value().payload, std::to_string(round));
+  }
+  EXPECT_FALSE(mailbox.try_receive().has_value()) << "one notification for each transfer";
+}
+
+TEST(Limits, OutOfDescriptorsInTheMiddleOfRedialsIsAnErrorAndPasses) {
+  EngineOptions options{.config = {{"transport.faulty.drop_ppm", "1000000"}}};
+  Pair pair("faulty+tcp", 1 << 20, false, std::move(options));
+  {
+    const NoMoreDescriptors tight;
+    for (int i = 0; i < 20; ++i) {
+      const auto result = pair.run({pair.write(0, 1 << 20)}, {.deadline = Deadline::in(5s)});
+      EXPECT_TRUE(result.ok() || result.error().retry != Retry::kNo) << result.error().describe();
+    }
+    EXPECT_TRUE(pair.source.pending().empty());
+  }
+  EXPECT_TRUE(pair.peer.alive()) << "the control connection needs no new descriptor";
+  // The drops go on; what counts is that dialling works again.
+  const auto before = metric(pair.source, "crossdock_redials_total");
+  const auto until = soon();
+  while (metric(pair.source, "crossdock_redials_total") == before && !until.passed())
+    (void)pair.run({pair.write(0, 1 << 20)}, {.deadline = Deadline::in(5s)});
+  EXPECT_GT(metric(pair.source, "crossdock_redials_total"), before);
+}
+
+}  // namespace
+}  // namespace crossdock::testing
