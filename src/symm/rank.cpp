@@ -41,11 +41,13 @@ Result<> Rank::prepare(u32 rank, u32 world, u64 window_bytes) {
 Result<> Rank::look_at(const Heap& heap, bool table, Deadline deadline) {
   view_.base = heap.window(view_.rank);
   view_.stride = heap.stride();
+  for (u32 peer = 0; peer < view_.world; ++peer)
+    windows_.push_back(heap.window(peer));
   if (!table) return {};
   std::vector<i64> offsets;
-  for (u32 peer = 0; peer < view_.world; ++peer)
-    offsets.push_back(static_cast<i64>(reinterpret_cast<u64>(heap.window(peer)) -
-                                       reinterpret_cast<u64>(view_.base)));
+  for (const u8* window : windows_)
+    offsets.push_back(
+        static_cast<i64>(reinterpret_cast<u64>(window) - reinterpret_cast<u64>(view_.base)));
   const u64 bytes = offsets.size() * sizeof(i64);
   CROSSDOCK_TRY(memory, device_->allocate(bytes));
   table_ = std::move(memory);

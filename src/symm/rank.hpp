@@ -33,6 +33,12 @@ class Rank {
   [[nodiscard]] T* at(u64 offset) const {
     return view_.at<T>(offset);
   }
+  // The same of another rank's window. The host asks here: a view with a table reads memory of the
+  // GPU.
+  template <class T>
+  [[nodiscard]] T* at(u64 offset, u32 peer) const {
+    return reinterpret_cast<T*>(windows_[peer] + offset);
+  }
 
   // Memory of this rank besides the window, zeroed. `allocate_state` is for what kernels keep
   // between launches (epochs, totals): it is zeroed again by each reset of the group.
@@ -83,6 +89,7 @@ class Rank {
   std::unique_ptr<RankDevice> device_;  // outlives what it made
   device::SymmetricView view_{};
   u64 window_bytes_ = 0;
+  std::vector<u8*> windows_;  // of all ranks
   LocalMemory control_;
   LocalMemory table_;
   HostMemory fault_;

@@ -47,18 +47,20 @@ std::string describe(const TensorMapOptions& o) {
 
 }  // namespace
 
-Result<device::TensorMap> encode_for_gpu(const cuda::Driver& driver,
+Result<device::TensorMap> encode_for_gpu(const cuda::Context& context,
                                          const TensorMapOptions& options) {
   if (options.rank < 1 || options.rank > 5)
     return invalid_argument(fmt::format("tensor map: rank = {} must be 1..5", options.rank));
   if (swizzle(options.swizzle_bytes) < 0)
     return invalid_argument(fmt::format("tensor map: swizzle_bytes = {} must be 0, 32, 64 or 128",
                                         options.swizzle_bytes));
+  const cuda::Driver& driver = context.driver();
   if (driver.cuTensorMapEncodeTiled == nullptr)
     return make_error(
         Code::kUnsupported,
         "this CUDA driver has no tensor maps; they need CUDA 12.0 and a GPU of sm_90");
   constexpr std::array<std::uint32_t, 5> kDense{1, 1, 1, 1, 1};
+  CROSSDOCK_TRY(current, context.enter());  // the driver encodes for the current GPU
   cuda::TensorMap encoded{};
   CROSSDOCK_CUDA(
       driver,

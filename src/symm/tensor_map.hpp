@@ -5,7 +5,7 @@
 
 #include <crossdock/core/result.hpp>
 
-#include "cuda/driver.hpp"
+#include "cuda/device.hpp"
 #include "twin/tensor_map.hpp"
 
 namespace crossdock::symm {
@@ -15,7 +15,7 @@ using twin::TensorMapOptions;
 
 // For a GPU. kUnsupported when the driver cannot; kInvalidArgument with all values when it refuses
 // them (strides and base must be multiples of 16, a box at most 256 a dimension).
-Result<device::TensorMap> encode_for_gpu(const cuda::Driver& driver,
+Result<device::TensorMap> encode_for_gpu(const cuda::Context& context,
                                          const TensorMapOptions& options);
 
 }  // namespace crossdock::symm

@@ -135,7 +135,7 @@ class Worker {
     for (u32 peer = 0; peer < o_.world; ++peer) {
       const u64 word = 1000 * o_.rank + peer + 1;
       CROSSDOCK_CHECK_OK(
-          rank.write(rank.view().at<u64>(data_ + 8 * o_.rank, peer), &word, sizeof word, soon()));
+          rank.write(rank.at<u64>(data_ + 8 * o_.rank, peer), &word, sizeof word, soon()));
     }
     return {};
   }

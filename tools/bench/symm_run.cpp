@@ -208,7 +208,7 @@ struct SymmRig::Impl {
     const Work work = [&](const symm::Rank& rank) -> Result<> {
       const u32 peer = (rank.rank() + 1) % world();
       const u8* from = rank.at<u8>(rows.source);
-      const u8* to = rank.view().at<u8>(rows.destination + rank.rank() * block, peer);
+      const u8* to = rank.at<u8>(rows.destination + rank.rank() * block, peer);
       CROSSDOCK_TRY(stream, launcher->stream(rank));
       for (u64 i = 0; i < copies; ++i)
         CROSSDOCK_CHECK_OK(

@@ -43,8 +43,8 @@ std::vector<u8> matrix(const WgmmaCheckConfig& config, u32 which, u32 rows) {
   return bytes;
 }
 
-Result<device::TensorMap> tile_map(const Launcher& launcher, const WgmmaCheckConfig& config,
-                                   u8* base, u32 rows) {
+Result<device::TensorMap> tile_map(const Rank& rank, const WgmmaCheckConfig& config, u8* base,
+                                   u32 rows) {
   const u32 width = config.fp8 ? 1 : 2;
   TensorMapOptions options;
   options.base = base;
@@ -53,8 +53,8 @@ Result<device::TensorMap> tile_map(const Launcher& launcher, const WgmmaCheckCon
   options.strides = {u64{depth(config)} * width};
   options.box = {kTileBytes / width, rows};
   options.swizzle_bytes = 128;
-  if (launcher.group().backend() == Backend::kCpu) return twin::encode_tensor_map(options);
-  return encode_for_gpu(*launcher.group().driver(), options);
+  const cuda::Context* gpu = rank.device().context();
+  return gpu == nullptr ? twin::encode_tensor_map(options) : encode_for_gpu(*gpu, options);
 }
 
 u32 count_wrong(const WgmmaCheckConfig& config, const std::vector<float>& d) {
@@ -86,8 +86,8 @@ Result<u32> check_wgmma(Launcher& launcher, Rank& rank, const WgmmaCheckConfig& 
   CROSSDOCK_CHECK_OK(upload(rank, b_memory.as<u8>(), b, deadline));
   device::WgmmaCheckParams p{};
   if (config.tensor_map) {
-    CROSSDOCK_TRY(a_map, tile_map(launcher, config, a_memory.as<u8>(), kRows));
-    CROSSDOCK_TRY(b_map, tile_map(launcher, config, b_memory.as<u8>(), config.n));
+    CROSSDOCK_TRY(a_map, tile_map(rank, config, a_memory.as<u8>(), kRows));
+    CROSSDOCK_TRY(b_map, tile_map(rank, config, b_memory.as<u8>(), config.n));
     p.a_map = a_map;
     p.b_map = b_map;
   }

@@ -69,7 +69,7 @@ void talk(Group& group, u64 bytes) {
         Rank& rank = group.rank(from);
         const u64 word = 1000 * from + to + place;
         const auto written =
-            rank.write(rank.view().at<u64>(place + 8 * from, to), &word, sizeof word, soon());
+            rank.write(rank.at<u64>(place + 8 * from, to), &word, sizeof word, soon());
         ASSERT_TRUE(written.ok()) << from << " to " << to << ": " << written.error().describe();
       }
   for (u32 to = 0; to < world; ++to)

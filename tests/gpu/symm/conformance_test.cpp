@@ -95,7 +95,7 @@ class GpuMachine final : public Machine {
     return out;
   }
   TensorMap encode(void* base, const TensorCase& c) override {
-    return symm::encode_for_gpu(context_.driver(), tensor_map_options(base, c)).value();
+    return symm::encode_for_gpu(context_, tensor_map_options(base, c)).value();
   }
   void run(const WgmmaParams& p) override { launch("wgmma_probe", p, 128); }
   void run(const WarpParams& p) override { launch("warp_probe", p, 32); }

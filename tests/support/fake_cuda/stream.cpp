@@ -279,6 +279,7 @@ Status cuGraphExecDestroy(GraphExecHandle exec) {
 Status cuTensorMapEncodeTiled(TensorMap* map, int, std::uint32_t rank, void*, const std::uint64_t*,
                               const std::uint64_t*, const std::uint32_t*, const std::uint32_t*, int,
                               int, int, int) {
+  if (current_device() < 0) return Status::kInvalidContext;
   if (rank == 0 || rank > 5) return Status::kInvalidValue;
   std::memset(map, 0, sizeof *map);
   return Status::kSuccess;

@@ -60,7 +60,7 @@ TEST_F(GpuGroup, WindowsLieAtAStrideInOneRange) {
     // What one rank writes into another's window, that one reads in its own.
     for (u32 from = 0; from < world; ++from)
       for (u32 to = 0; to < world; ++to)
-        *group->rank(from).view().at<u64>(8 * from, to) = 100 * from + to;
+        *group->rank(from).at<u64>(8 * from, to) = 100 * from + to;
     for (u32 to = 0; to < world; ++to)
       for (u32 from = 0; from < world; ++from)
         EXPECT_EQ(*group->rank(to).at<u64>(8 * from), 100 * from + to);

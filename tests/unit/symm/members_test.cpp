@@ -77,7 +77,7 @@ void talk(Group& group, Meeting& meeting) {
   meet();
   for (const u32 r : group.local_ranks())
     for (u32 peer = 0; peer < group.world(); ++peer)
-      *group.rank(r).view().at<u64>(256 + 8 * r, peer) = 1000 * r + peer;
+      *group.rank(r).at<u64>(256 + 8 * r, peer) = 1000 * r + peer;
   meet();
   for (const u32 r : group.local_ranks())
     for (u32 peer = 0; peer < group.world(); ++peer)
@@ -292,8 +292,8 @@ TEST_F(Members, AResetWithoutAPeerEndsAtTheDeadline) {
     (void)meeting.all_gather(m, "", soon()).value();
     if (m == 1) return;
     // The peer is gone; its window is still there, and so is the group until a reset.
-    *(*group)->rank(0).view().at<u64>(512, 1) = 7;
-    EXPECT_EQ(*(*group)->rank(0).view().at<u64>(512, 1), 7u);
+    *(*group)->rank(0).at<u64>(512, 1) = 7;
+    EXPECT_EQ(*(*group)->rank(0).at<u64>(512, 1), 7u);
     EXPECT_TRUE((*group)->check().ok());
     EXPECT_EQ((*group)->reset(Deadline::in(50ms)).code(), Code::kDeadline);
     EXPECT_EQ((*group)->check().code(), Code::kClosed);
