@@ -65,7 +65,7 @@ Result<FigureReport> measure(const SymmBench& options) {
   report.facts.emplace_back("bytes_a_rank", std::to_string(options.bytes));
   CROSSDOCK_TRY(rig, SymmRig::create(options, group, *driver, deadline));
   CROSSDOCK_CHECK_OK(rig.verify(deadline));
-  report.facts.emplace_back("results", "right");
+  report.facts.emplace_back("data", "right");
   if (options.heap > 0) {
     CROSSDOCK_TRY(other, group_options(options, gpus, "-heap"));
     CROSSDOCK_TRY(figure, measure_heap(options, other, *driver));
