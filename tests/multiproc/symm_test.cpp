@@ -71,7 +71,7 @@ TEST_P(SymmProcesses, SeeEachOthersWindows) {
     ASSERT_THAT(ask_all(workers_, "check"), Each(HasSubstr("the word of rank 0 is 0")));
     ASSERT_THAT(ask_all(workers_, "write"), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "check"), Each("ok"));
-    ASSERT_THAT(ask_all(workers_, "reset 8000"), Each("ok"));
+    ASSERT_THAT(ask_all(workers_, "reset 30000"), Each("ok"));
   }
   ASSERT_THAT(ask_all(workers_, "destroy"), Each("ok"));
   for (std::size_t i = 0; i < workers_.size(); ++i)

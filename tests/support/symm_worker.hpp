@@ -36,7 +36,7 @@ struct SymmWorkerOptions {
   std::string backend = "cpu";
   int device = -1;
   std::uint64_t bytes = 4096;  // of the window, besides the words of a barrier
-  std::uint32_t timeout_ms = 8000;
+  std::uint32_t timeout_ms = 30'000;
   int stop_before = -1;
   int stop_after = -1;
   std::uint64_t address_space = 0;  // bytes, by setrlimit; 0: as it is

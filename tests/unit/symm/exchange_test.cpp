@@ -42,7 +42,7 @@ TEST(StoreExchange, GathersAgainAndAgainAndLeavesOneEntryAMember) {
 TEST(StoreExchange, NamesWhoDidNotComeAndRefusesAUsedName) {
   const char* const url = "inproc://symm-missing";
   const auto exchange = open_store_exchange(url, "g", {1, 3}, soon()).value();
-  const auto parts = exchange->all_gather("x", Deadline::in(50ms));
+  const auto parts = exchange->all_gather("x", Deadline::in(500ms));
   ASSERT_EQ(parts.code(), Code::kDeadline);
   EXPECT_THAT(parts.error().message, HasSubstr("of 3 processes these did not come in time: 0, 2"));
   EXPECT_EQ(exchange->describe(), "store inproc://symm-missing, name g");

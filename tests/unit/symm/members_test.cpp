@@ -269,7 +269,7 @@ TEST_F(Members, AProcessThatLeavesOnTheWayIsNamedInEveryStep) {
         auto exchange = make_store_exchange(store, "g", {m, 2}).value();
         if (m == 1) exchange = leaving_after(exchange, calls);
         GroupOptions o = options(1 - m, 2, exchange, Backend::kGpu);
-        if (m == 0) o.timeout = 300ms;
+        if (m == 0) o.timeout = 2s;
         made[m].emplace(Group::create(o, layout_of(4096), driver_));
       });
     for (auto& thread : threads)
@@ -318,7 +318,7 @@ TEST_F(Members, GroupsThatAreMixedUpAreFoundOut) {
                                })
                      .value();
     GroupOptions o = options(m, 2, mixed, Backend::kCpu);
-    o.timeout = m == 0 ? 60s : 300ms;
+    o.timeout = m == 0 ? 60s : 3s;
     made[m].emplace(Group::create(o, layout_of(4096)));
   });
   ASSERT_EQ(made[0]->code(), Code::kIncompatible);
