@@ -4,6 +4,9 @@
 
 #include <chrono>
 #include <fmt/format.h>
+#include <optional>
+#include <string>
+#include <utility>
 
 namespace crossdock::symm {
 namespace {
@@ -21,10 +24,44 @@ std::string waited_for(const FaultRecord& record) {
   return fmt::format("for rank {}", record.peer);
 }
 
+// What kernels find out without waiting, and waits whose rule is not "the peer is late".
+std::optional<Error> known_cause(const FaultRecord& r) {
+  const char* kernel = device::kernel_name(r.kernel);
+  const auto error = [](Code code, std::string message) {
+    return Error{.code = code,
+                 .scope = Scope::kPeer,
+                 .retry = Retry::kAfterReconnect,
+                 .message = std::move(message) +
+                            "; nothing was delivered, and every launch of the "
+                            "group returns at once until its ranks reset() it"};
+  };
+  switch (r.phase) {
+    case Phase::kRouting:
+      return error(Code::kInvalidArgument,
+                   fmt::format("{}: token {} of rank {} chooses expert {}, which is not one of the "
+                               "group's experts; -1 masks a choice",
+                               kernel, r.expected, r.rank, static_cast<device::i64>(r.seen)));
+    case Phase::kPeerRouting:
+      return error(Code::kPeerLost,
+                   fmt::format("{}: rank {} was told by rank {} that rank {} has failed; the error "
+                               "of rank {} says why",
+                               kernel, r.rank, r.seen, r.peer, r.peer));
+    case Phase::kSlotFree:
+      return error(
+          Code::kPeerLost,
+          fmt::format("{}: rank {} waited {} for rank {} to read what the slot held "
+                      "before: {} of its blocks have, {} must",
+                      kernel, r.rank, milliseconds(r.waited_ns), r.peer, r.seen, r.expected));
+    default:
+      return std::nullopt;
+  }
+}
+
 }  // namespace
 
 Result<> read_fault(const FaultRecord& record) {
   if (__atomic_load_n(&record.state, __ATOMIC_ACQUIRE) == FaultRecord::kEmpty) return {};
+  if (auto known = known_cause(record)) return *std::move(known);
   const bool peer = record.peer != device::kNoPeer;
   return Error{
       .code = peer ? Code::kPeerLost : Code::kDeadline,

@@ -12,7 +12,7 @@
 namespace crossdock::testing {
 
 inline constexpr EpDispatchConfig kPlain{
-    .dispatch_warps = 2, .stages = 3, .notify_warps = 1, .cast = false, .wide_ids = false};
+    .dispatch_warps = 2, .stages = 3, .notify_warps = 2, .cast = false, .wide_ids = false};
 inline constexpr EpDispatchConfig kWide{
     .dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = true};
 inline constexpr EpDispatchConfig kCast{

@@ -48,10 +48,8 @@ struct EpNotifyWarp {
   CROSSDOCK_DEVICE bool run(const EpPlan<Block>& plan) const {
     publish_routes(plan);
     bool ok = b.block != 0 || warp != 0 || take_ends();
-    if (!ok) return false;
-    EpMetadata<Block> metadata(b, warp);
-    ok = metadata.run(plan);
-    count_experts();
+    if (ok) ok = EpMetadata<Block>(b, warp).run(plan);
+    count_experts();  // whatever has happened: the notify warps meet in there
     return ok;
   }
 

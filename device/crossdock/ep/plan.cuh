@@ -42,11 +42,17 @@ struct EpPlan {
     const ThreadGroup all = ThreadGroup::block();
     const bool valid = route_groups() && ok;
     bool failed = all.any(!valid);
-    if (warp_index() == 0) count_and_publish(failed);
+    if (warp_index() == 0) publish_counts(failed ? kGivenUp : count());
     if (!failed) failed = !gather_bases();
     failed = all.any(failed);
-    if (warp_index() == 0 && b.block == b.p.tokens.blocks - 1) publish_ends(failed);
+    if (warp_index() == 0) publish_ends(failed);
     return !failed;
+  }
+  // Instead of run(), when the launch must not start: the peers need not wait for their deadline.
+  CROSSDOCK_DEVICE void give_up() const {
+    if (warp_index() != 0) return;
+    publish_counts(kGivenUp);
+    publish_ends(true);
   }
   // The row of the block's first token at `destination`, after run(). Any thread.
   CROSSDOCK_DEVICE u32 base(u32 destination) const {
@@ -102,25 +108,29 @@ struct EpPlan {
 
   // ---- counts ---------------------------------------------------------------------------------
 
-  // By warp 0: rows within the block, and the block's counts to everybody.
-  CROSSDOCK_DEVICE void count_and_publish(bool failed) const {
+  // By warp 0: rows within the block; a lane a destination, whose tokens it returns.
+  CROSSDOCK_DEVICE u32 count() const {
+    u32 total = 0;
+    if (lane_index() >= b.world()) return total;
+    for (u32 group = 0; group < b.groups(); ++group) {
+      EpRoute& route = b.route(group, lane_index());
+      route.row = total;
+      total += popcount(route.tokens);
+    }
+    return total;
+  }
+  static constexpr u32 kGivenUp = 0xffffffffu;
+  // By warp 0: the block's counts, or that it has given up, to everybody.
+  CROSSDOCK_DEVICE void publish_counts(u32 total) const {
     const u32 lane = lane_index();
     const u32 quads = ep_quads(b.world());
-    u32 total = 0;
-    if (lane < b.world()) {
-      for (u32 group = 0; group < b.groups(); ++group) {
-        EpRoute& route = b.route(group, lane);
-        route.row = total;
-        total += popcount(route.tokens);
-      }
-    }
     u64* words = b.template at<u64>(b.shared.words);
     for (u32 quad = 0; quad < quads; ++quad) {
       u64 word = 0;
       CROSSDOCK_UNROLL
       for (u32 i = 0; i < 4; ++i)
         word |= u64{ptx::shuffle(kFullMask, total, quad * 4 + i)} << (kEpCountBits * i);
-      if (lane == 0) words[quad] = failed ? b.given_up() : word;
+      if (lane == 0) words[quad] = total == kGivenUp ? b.given_up() : word;
     }
     ptx::sync_warp(kFullMask);
     const u64* here = b.count_words(b.rank(), b.block);
@@ -170,10 +180,10 @@ struct EpPlan {
     b.template at<u32>(b.shared.partial)[thread_index()] = mine;
     return got;
   }
-  // By warp 0 of the last block: where this rank's rows end at each destination.
+  // By warp 0; the last block's tells where this rank's rows end at each destination.
   CROSSDOCK_DEVICE void publish_ends(bool failed) const {
     const u32 destination = lane_index();
-    if (destination >= b.world()) return;
+    if (b.block != b.p.tokens.blocks - 1 || destination >= b.world()) return;
     u64 end = 0;
     if (failed) {
       end = b.given_up();

@@ -43,11 +43,13 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
   if (thread_index() == 0) *epoch = read_epoch(&p.state->dispatch);
   if (dispatches) dispatch.begin();
   bool ok = may_start(p.common);  // also the barrier for the epoch
+  block.epoch = *epoch;
   if (ok) {
-    block.epoch = *epoch;
     ok = plan.run(dispatches || notify.begin());
-    if (thread_index() == 0) pass_epoch(&p.state->dispatch, block.epoch);
+  } else {
+    plan.give_up();
   }
+  if (thread_index() == 0) pass_epoch(&p.state->dispatch, block.epoch);
   if (!ok) {
     if (dispatches) dispatch.give_up();
     return;

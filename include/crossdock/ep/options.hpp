@@ -1,0 +1,53 @@
+// What an expert-parallel group is made for, and the memory it takes. Plain values,
+// thread-compatible. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include <crossdock/core/export.hpp>
+#include <crossdock/core/result.hpp>
+
+namespace crossdock::ep {
+inline namespace v1 {
+
+// The same on every rank of the group.
+struct Options {
+  std::uint32_t experts = 0;     // of all ranks, dealt to them in contiguous ranges
+  std::uint32_t top_k = 0;       // choices of a token, 1 to 32
+  std::uint32_t max_tokens = 0;  // of one rank in one dispatch
+  std::uint32_t hidden = 0;      // values of a token, a multiple of 8; rows of at most 32 KiB
+  // The largest row and scales that a dispatch delivers. 0: a row of bf16, and one fp32 scale for
+  // 128 values.
+  std::uint32_t row_bytes = 0;
+  std::uint32_t scale_bytes = 0;
+  bool wide_ids = false;  // expert ids of 64 bits; else of 32
+  // Dispatches whose output may be held at the same time.
+  std::uint32_t slots = 2;
+  // Blocks, which is SMs, of a dispatch and of a combine. Ranks may differ: then one number a rank.
+  std::uint32_t dispatch_sms = 12;
+  std::uint32_t combine_sms = 8;
+  std::vector<std::uint32_t> dispatch_sms_of = {};
+  std::vector<std::uint32_t> combine_sms_of = {};
+  // The longest a kernel waits for a peer before the call fails, naming it.
+  std::chrono::nanoseconds wait{std::chrono::seconds(2)};
+  bool cast = true;        // dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
+  bool statistics = true;  // count selections of each expert and waits for each source
+};
+
+// Memory of one rank, in bytes.
+struct Sizes {
+  std::uint32_t capacity = 0;     // rows that can arrive: world * max_tokens
+  std::uint64_t rows_bytes = 0;   // of one slot: rows that can arrive, with all that goes with them
+  std::uint64_t input_bytes = 0;  // of one slot: expert outputs, the input of combine
+  std::uint64_t control_bytes = 0;
+  std::uint64_t window_bytes = 0;  // symmetric: control and all slots
+  std::uint64_t local_bytes = 0;   // besides the window: state and routing tables
+};
+
+// kInvalidArgument with the rule, the value and the fix where options are wrong.
+CROSSDOCK_API Result<Sizes> sizes(const Options& options, std::uint32_t world);
+
+}  // namespace v1
+}  // namespace crossdock::ep

@@ -1,0 +1,177 @@
+// Core: creation. Calls are in calls.cpp. See core.hpp. SPDX-License-Identifier: Apache-2.0
+#include "ep/core.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "base/config.hpp"
+#include "symm/copy.hpp"
+
+namespace crossdock::ep {
+
+using device::KernelId;
+
+Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
+  const auto deadline = Deadline::in(options.ranks.timeout);
+  CROSSDOCK_TRY(window, make_window(options.ep, options.ranks.world));
+  CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
+  std::unique_ptr<jit::Jit> jit;
+  if (options.ranks.backend == symm::Backend::kGpu) {
+    CROSSDOCK_TRY(config, base::Config::load());
+    auto jit_options = jit::JitOptions::from_config(config);
+    jit_options.compiler.newest_cuda = group->driver()->version;
+    jit = std::make_unique<jit::Jit>(std::move(jit_options));
+  }
+  return create(std::move(group), std::move(jit), options.ep, deadline);
+}
+
+Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
+                                           std::unique_ptr<jit::Jit> jit, const Options& options,
+                                           Deadline deadline) {
+  std::shared_ptr<Core> core(new Core);
+  const u32 world = group->world();
+  CROSSDOCK_TRY(window, make_window(options, world));
+  CROSSDOCK_TRY(memory, sizes(options, world));
+  core->options_ = options;
+  core->window_ = window;
+  core->memory_ = memory;
+  core->dispatch_blocks_ = ep::dispatch_blocks(options, world);
+  core->combine_blocks_ = ep::combine_blocks(options, world);
+  core->jit_ = std::move(jit);
+  core->group_ = std::move(group);
+  CROSSDOCK_TRY(launcher, symm::Launcher::create(*core->group_, core->jit_.get()));
+  core->launcher_.emplace(std::move(launcher));
+  CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
+  for (const u32 rank : core->group_->local_ranks())
+    CROSSDOCK_CHECK_OK(core->prepare_rank(rank));
+  return core;
+}
+
+DispatchShape Core::shape_of(u32 row_bytes, bool cast, u32 groups) const {
+  return {.input_row_bytes = row_bytes,
+          .cast = cast,
+          .wide_ids = options_.wide_ids,
+          .world = window_.world,
+          .experts = options_.experts,
+          .groups = groups};
+}
+
+Result<> Core::prepare_variant(const DispatchShape& shape, Deadline deadline) {
+  CROSSDOCK_TRY(config, choose_dispatch(shape));
+  for (const Variant& known : variants_)
+    if (known.config.dispatch_warps == config.dispatch_warps && known.config.cast == config.cast)
+      return {};
+  CROSSDOCK_TRY(ref, dispatch_kernel(config));
+  const symm::BlockShape block{.threads = config.threads(), .shared_bytes = kMaxSharedBytes};
+  CROSSDOCK_TRY(kernel, launcher_->prepare(ref, block, deadline));
+  variants_.push_back({config, std::move(kernel)});
+  return {};
+}
+
+// All that calls may need: rows of bytes, of bf16, and cast ones.
+Result<> Core::prepare_kernels(Deadline deadline) {
+  const u32 fewest = *std::min_element(dispatch_blocks_.begin(), dispatch_blocks_.end());
+  const u32 groups = device::EpTokens::make(options_.max_tokens, fewest).groups;
+  for (const u32 row_bytes : {device::round_up(options_.hidden, 16u), window_.row_bytes})
+    CROSSDOCK_CHECK_OK(prepare_variant(shape_of(row_bytes, false, groups), deadline));
+  if (options_.cast)
+    CROSSDOCK_CHECK_OK(prepare_variant(shape_of(options_.hidden * 2, true, groups), deadline));
+  const device::EpCombineConfig combine = combine_variant();
+  const symm::BlockShape block{.threads = combine.threads(),
+                               .shared_bytes = device::ep_combine_shared(combine).bytes};
+  CROSSDOCK_TRY(kernel, launcher_->prepare(combine_kernel(), block, deadline));
+  combine_.emplace(std::move(kernel));
+  return {};
+}
+
+Result<Slot> Core::make_slot(symm::Rank& rank) {
+  const u64 experts = window_.areas.most_experts;
+  Slot slot;
+  CROSSDOCK_TRY(routes, rank.allocate(routes_bytes(options_, window_, rank.rank())));
+  CROSSDOCK_TRY(ends, rank.allocate(u64{window_.world} * 4));
+  CROSSDOCK_TRY(counts, rank.allocate(experts * 4));
+  CROSSDOCK_TRY(host_rows, rank.allocate_host(sizeof(u64)));
+  CROSSDOCK_TRY(host_experts, rank.allocate_host(experts * sizeof(u64)));
+  slot.routes = std::move(routes);
+  slot.source_ends = std::move(ends);
+  slot.expert_counts = std::move(counts);
+  slot.host_rows = std::move(host_rows);
+  slot.host_experts = std::move(host_experts);
+  return slot;
+}
+
+Result<> Core::prepare_rank(u32 r) {
+  symm::Rank& rank = group_->rank(r);
+  const u64 experts = window_.areas.most_experts;
+  RankState state;
+  state.rank = r;
+  CROSSDOCK_TRY(kept, rank.allocate_state(sizeof(device::EpState)));
+  CROSSDOCK_TRY(previous, rank.allocate_state(2 * experts * 4));
+  state.state = std::move(kept);
+  state.previous = std::move(previous);
+  if (options_.statistics) {
+    CROSSDOCK_TRY(selections, rank.allocate(experts * 8));
+    CROSSDOCK_TRY(waits, rank.allocate(u64{window_.world} * 8));
+    state.selections = std::move(selections);
+    state.waits = std::move(waits);
+  }
+  for (u32 i = 0; i < options_.slots; ++i) {
+    CROSSDOCK_TRY(slot, make_slot(rank));
+    state.slots.push_back(std::move(slot));
+  }
+  device::EpDispatchParams& d = state.dispatch;
+  d.common = rank.common(KernelId::kEpDispatch, options_.wait);
+  d.view = rank.view();
+  d.areas = window_.areas;
+  d.experts = device::EpExperts::make(options_.experts, window_.world);
+  d.input.top_k = options_.top_k;
+  d.statistics = {state.selections.as<u64>(), state.waits.as<u64>()};
+  d.state = state.state.as<device::EpState>();
+  d.expert_previous = state.previous.as<u32>();
+  d.most_blocks = window_.areas.most_blocks;
+  device::EpCombineParams& c = state.combine;
+  c.common = rank.common(KernelId::kEpCombine, options_.wait);
+  c.view = rank.view();
+  c.areas = window_.areas;
+  c.input = device::ep_input_layout(window_.capacity, options_.hidden * 2, options_.top_k);
+  c.top_k = options_.top_k;
+  c.state = d.state;
+  for (u32 peer = 0; peer < window_.world; ++peer) {
+    d.source_blocks[peer] = static_cast<u8>(dispatch_blocks_[peer]);
+    c.source_blocks[peer] = static_cast<u8>(combine_blocks_[peer]);
+  }
+  ranks_.push_back(std::move(state));
+  return {};
+}
+
+Result<RankState*> Core::find(u32 rank) {
+  for (RankState& state : ranks_)
+    if (state.rank == rank) return &state;
+  return invalid_argument(
+      fmt::format("ep: rank {} is not one of the {} ranks of this process", rank, ranks_.size()));
+}
+
+Result<Statistics> Core::statistics(u32 rank, Deadline deadline) const {
+  if (!options_.statistics)
+    return invalid_argument("ep: the group was made with statistics = false");
+  for (const RankState& state : ranks_) {
+    if (state.rank != rank) continue;
+    const u32 experts = device::EpExperts::make(options_.experts, window_.world).count(rank);
+    const symm::Rank& on = group_->rank(rank);
+    Statistics out;
+    out.expert_selections.resize(experts);
+    out.source_wait_ns.resize(window_.world);
+    CROSSDOCK_CHECK_OK(on.read(out.expert_selections.data(), state.selections.address(),
+                               experts * sizeof(u64), deadline));
+    CROSSDOCK_CHECK_OK(on.read(out.source_wait_ns.data(), state.waits.address(),
+                               window_.world * sizeof(u64), deadline));
+    return out;
+  }
+  return invalid_argument(fmt::format("ep: rank {} is not in this process", rank));
+}
+
+Result<> Core::reset(Deadline deadline) {
+  return group_->reset(deadline);
+}
+
+}  // namespace crossdock::ep

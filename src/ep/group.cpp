@@ -1,0 +1,98 @@
+// The public face: Group and Handle over Core. See crossdock/ep/group.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <thread>
+#include <utility>
+
+#include <crossdock/ep/group.hpp>
+
+#include "ep/handle.hpp"
+
+namespace crossdock::ep {
+inline namespace v1 {
+namespace {
+
+// Waits for a word {ticket, value} that a kernel stores in host memory.
+Result<u32> wait_word(const Core& core, const u64* word, u32 ticket, const char* what,
+                      Deadline deadline) {
+  for (;;) {
+    const u64 seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    if (seen >> 32 == ticket) return static_cast<u32>(seen);
+    CROSSDOCK_CHECK_OK(core.group().check());
+    if (deadline.passed())
+      return make_error(Code::kDeadline,
+                        fmt::format("ep: {} have not come: is the dispatch still waiting in its "
+                                    "stream, or was it captured?",
+                                    what));
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace
+
+Handle::Handle(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Handle::Handle(Handle&&) noexcept = default;
+Handle& Handle::operator=(Handle&&) noexcept = default;
+Handle::~Handle() = default;
+
+std::uint32_t Handle::rank() const noexcept {
+  return state_->rank;
+}
+const Received& Handle::received() const noexcept {
+  return state_->received;
+}
+const ExpertInput& Handle::expert_input() const noexcept {
+  return state_->input;
+}
+Result<std::uint32_t> Handle::rows(Deadline deadline) const {
+  return wait_word(*state_->core, state_->host_rows, state_->ticket, "the rows' number", deadline);
+}
+Result<std::vector<std::uint32_t>> Handle::expert_counts(Deadline deadline) const {
+  std::vector<std::uint32_t> counts;
+  for (u32 i = 0; i < state_->experts; ++i) {
+    CROSSDOCK_TRY(count, wait_word(*state_->core, state_->host_experts + i, state_->ticket,
+                                   "the experts' counts", deadline));
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+Result<Group> Group::create(const GroupOptions& options) {
+  CROSSDOCK_TRY(core, Core::create(options));
+  return Group(std::move(core));
+}
+Group::Group(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+Group::Group(Group&&) noexcept = default;
+Group& Group::operator=(Group&&) noexcept = default;
+Group::~Group() = default;
+
+std::uint32_t Group::world() const noexcept {
+  return core_->group().world();
+}
+std::span<const std::uint32_t> Group::local_ranks() const noexcept {
+  return core_->group().local_ranks();
+}
+const Sizes& Group::memory() const noexcept {
+  return core_->memory();
+}
+Result<Handle> Group::dispatch(std::uint32_t rank, const Tokens& tokens, StreamPtr stream) {
+  return core_->dispatch(rank, tokens, stream);
+}
+Result<> Group::combine(const Handle& handle, const Combined& combined, StreamPtr stream) {
+  return core_->combine(handle, combined, stream);
+}
+Result<> Group::synchronize(Deadline deadline) {
+  return core_->launcher().synchronize(deadline);
+}
+Result<> Group::check() const {
+  return core_->group().check();
+}
+Result<> Group::reset(Deadline deadline) {
+  return core_->reset(deadline);
+}
+Result<Statistics> Group::statistics(std::uint32_t rank, Deadline deadline) const {
+  return core_->statistics(rank, deadline);
+}
+
+}  // namespace v1
+}  // namespace crossdock::ep

@@ -1,0 +1,33 @@
+// What a Handle holds: its slot at its rank, and the routing's geometry for combine.
+// Single-owner. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "ep/core.hpp"
+
+namespace crossdock::ep {
+inline namespace v1 {
+
+struct Handle::State {
+  std::shared_ptr<Core> core;
+  u32 rank = 0;
+  u32 slot = 0;
+  u32 ticket = 0;
+  u32 experts = 0;  // of the rank
+  device::EpTokens tokens{};
+  const u64* host_rows = nullptr;
+  const u64* host_experts = nullptr;
+  Received received;
+  ExpertInput input;
+
+  State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() {
+    if (core != nullptr) core->release(rank, slot);
+  }
+};
+
+}  // namespace v1
+}  // namespace crossdock::ep

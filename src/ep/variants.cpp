@@ -1,0 +1,103 @@
+// Instantiates dispatch and combine for the twin, each beside its text for the JIT. See
+// variants.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/variants.hpp"
+
+#include <array>
+#include <fmt/format.h>
+#include <utility>
+
+#include <crossdock/kernel/ep_combine.cuh>
+#include <crossdock/kernel/ep_dispatch.cuh>
+
+namespace crossdock::ep {
+
+using namespace crossdock::device;  // NOLINT: everything here is about device types
+using symm::KernelRef;
+using symm::make_kernel;
+using symm::Member;
+
+namespace {
+
+// In order of preference; measured on H200: rows of 7 KiB go best through eight warps with three
+// stages, rows of 14 KiB through six with two.
+constexpr std::array<EpDispatchConfig, 10> kDispatches = {{
+    {.dispatch_warps = 8, .stages = 3, .notify_warps = 2, .cast = false, .wide_ids = false},
+    {.dispatch_warps = 6, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = false},
+    {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = false},
+    {.dispatch_warps = 7, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = false},
+    {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = false},
+    {.dispatch_warps = 8, .stages = 3, .notify_warps = 2, .cast = false, .wide_ids = true},
+    {.dispatch_warps = 6, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = true},
+    {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = true},
+    {.dispatch_warps = 7, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = true},
+    {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = true},
+}};
+constexpr EpCombineConfig kCombine{.warps = 8, .stages = 2, .stage_bytes = 14336};
+
+template <EpDispatchConfig kConfig>
+KernelRef<EpDispatchParams> dispatch() {
+  using C = EpDispatchConfig;
+  return make_kernel<kConfig>(
+      KernelId::kEpDispatch, "ep_dispatch", "EpDispatchConfig", &kernel::ep_dispatch<kConfig>,
+      Member{"dispatch_warps", &C::dispatch_warps}, Member{"stages", &C::stages},
+      Member{"notify_warps", &C::notify_warps}, Member{"cast", &C::cast},
+      Member{"wide_ids", &C::wide_ids});
+}
+
+bool same(const EpDispatchConfig& a, const EpDispatchConfig& b) {
+  return a.dispatch_warps == b.dispatch_warps && a.stages == b.stages &&
+         a.notify_warps == b.notify_warps && a.cast == b.cast && a.wide_ids == b.wide_ids;
+}
+
+template <std::size_t... kIndex>
+KernelRef<EpDispatchParams> find(const EpDispatchConfig& config, std::index_sequence<kIndex...>) {
+  KernelRef<EpDispatchParams> found;
+  ((same(kDispatches[kIndex], config) ? void(found = dispatch<kDispatches[kIndex]>()) : void()),
+   ...);
+  return found;
+}
+
+}  // namespace
+
+std::vector<EpDispatchConfig> dispatch_variants() {
+  return {kDispatches.begin(), kDispatches.end()};
+}
+
+u32 dispatch_shared_bytes(const EpDispatchConfig& config, const DispatchShape& shape) {
+  return ep_dispatch_shared(config, shape.input_row_bytes, shape.world, shape.experts, shape.groups)
+      .bytes;
+}
+
+Result<EpDispatchConfig> choose_dispatch(const DispatchShape& shape) {
+  for (const EpDispatchConfig& config : kDispatches)
+    if (config.cast == shape.cast && config.wide_ids == shape.wide_ids &&
+        dispatch_shared_bytes(config, shape) <= kMaxSharedBytes)
+      return config;
+  return make_error(
+      Code::kUnsupported,
+      fmt::format("ep: no dispatch kernel has room for rows of {} bytes, {} experts and {} groups "
+                  "of 32 tokens a block in {} bytes of shared memory: give dispatch more SMs",
+                  shape.input_row_bytes, shape.experts, shape.groups, kMaxSharedBytes));
+}
+
+Result<KernelRef<EpDispatchParams>> dispatch_kernel(const EpDispatchConfig& config) {
+  auto found = find(config, std::make_index_sequence<kDispatches.size()>());
+  if (found.twin == nullptr)
+    return invalid_argument("ep: this configuration of ep_dispatch is not in the list");
+  return found;
+}
+
+EpCombineConfig combine_variant() {
+  return kCombine;
+}
+
+KernelRef<EpCombineParams> combine_kernel() {
+  using C = EpCombineConfig;
+  return make_kernel<kCombine>(KernelId::kEpCombine, "ep_combine", "EpCombineConfig",
+                               &kernel::ep_combine<kCombine>, Member{"warps", &C::warps},
+                               Member{"stages", &C::stages},
+                               Member{"stage_bytes", &C::stage_bytes});
+}
+
+}  // namespace crossdock::ep

@@ -1,0 +1,45 @@
+// The kernel variants of dispatch and combine (device/kernels.json), and which one a call takes.
+// Only variants.cpp includes the kernels themselves. No state.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include <crossdock/core/result.hpp>
+#include <crossdock/layout/ep_combine.cuh>
+#include <crossdock/layout/ep_dispatch.cuh>
+
+#include "symm/kernel.hpp"
+
+namespace crossdock::ep {
+
+// Shared memory that one block may have on the GPUs these kernels are for.
+inline constexpr device::u32 kMaxSharedBytes = 227 << 10;
+
+// What a call is made of; the variant follows from it.
+struct DispatchShape {
+  device::u32 input_row_bytes = 0;
+  bool cast = false;
+  bool wide_ids = false;
+  device::u32 world = 1;
+  device::u32 experts = 1;
+  device::u32 groups = 1;  // of 32 tokens in a block
+};
+
+// The scales of a cast row, padded to what a bulk store takes.
+constexpr device::u32 cast_scale_bytes(device::u32 hidden) {
+  return device::round_up(device::ceil_div(hidden, device::kEpScaleGroup) * 4, 16u);
+}
+
+std::vector<device::EpDispatchConfig> dispatch_variants();
+// The first variant that fits; kUnsupported when none does.
+Result<device::EpDispatchConfig> choose_dispatch(const DispatchShape& shape);
+device::u32 dispatch_shared_bytes(const device::EpDispatchConfig& config,
+                                  const DispatchShape& shape);
+Result<symm::KernelRef<device::EpDispatchParams>> dispatch_kernel(
+    const device::EpDispatchConfig& config);
+
+device::EpCombineConfig combine_variant();
+symm::KernelRef<device::EpCombineParams> combine_kernel();
+
+}  // namespace crossdock::ep

@@ -1,0 +1,131 @@
+// See window.hpp. SPDX-License-Identifier: Apache-2.0
+#include "ep/window.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "ep/variants.hpp"
+
+namespace crossdock::ep {
+namespace {
+
+constexpr u32 kMaxRowBytes = 32 << 10;
+
+Result<> check_numbers(const Options& o, u32 world) {
+  if (world == 0 || world > device::kEpMaxRanks)
+    return invalid_argument(
+        fmt::format("ep: world = {} must be 1 to {} ranks", world, device::kEpMaxRanks));
+  if (o.experts == 0 || o.experts > device::kEpMaxExperts)
+    return invalid_argument(
+        fmt::format("ep: experts = {} must be 1 to {}", o.experts, device::kEpMaxExperts));
+  if (o.top_k == 0 || o.top_k > device::kEpMaxTopK)
+    return invalid_argument(
+        fmt::format("ep: top_k = {} must be 1 to {}", o.top_k, device::kEpMaxTopK));
+  if (o.max_tokens == 0)
+    return invalid_argument("ep: max_tokens = 0 must be at least 1, the most of any rank");
+  if (o.slots == 0 || o.slots > device::kEpMaxSlots)
+    return invalid_argument(
+        fmt::format("ep: slots = {} must be 1 to {}", o.slots, device::kEpMaxSlots));
+  if (u64{world} * o.max_tokens > 1u << 30)
+    return invalid_argument(fmt::format(
+        "ep: {} ranks of max_tokens = {} are more than 2^30 rows: use fewer tokens a call", world,
+        o.max_tokens));
+  return {};
+}
+Result<> check_rows(const Options& o, u32 row_bytes, u32 scale_bytes) {
+  if (o.hidden == 0 || o.hidden % 8 != 0)
+    return invalid_argument(fmt::format(
+        "ep: hidden = {} must be a positive multiple of 8, 16 bytes of bf16: pad the rows to {}",
+        o.hidden, device::round_up(std::max(o.hidden, 1u), 8u)));
+  if (o.cast && o.hidden % device::kEpScaleGroup != 0)
+    return invalid_argument(fmt::format(
+        "ep: hidden = {} must be a multiple of {}, the values that share a scale, for "
+        "the FP8 cast: pad to {} or set cast = false",
+        o.hidden, device::kEpScaleGroup, device::round_up(o.hidden, device::kEpScaleGroup)));
+  if (row_bytes % 16 != 0 || row_bytes > kMaxRowBytes || o.hidden * 2 > kMaxRowBytes)
+    return invalid_argument(
+        fmt::format("ep: rows of {} bytes must be a multiple of 16 and at most {}",
+                    std::max(row_bytes, o.hidden * 2), kMaxRowBytes));
+  if (scale_bytes % 4 != 0)
+    return invalid_argument(fmt::format("ep: scale_bytes = {} must be a multiple of 4: pad to {}",
+                                        scale_bytes, device::round_up(scale_bytes, 4u)));
+  return {};
+}
+Result<> check_blocks(const char* what, const std::vector<u32>& blocks, u32 world, u32 max_tokens) {
+  if (blocks.size() != world)
+    return invalid_argument(
+        fmt::format("ep: {}_sms_of has {} numbers for {} ranks: give one a rank, or none", what,
+                    blocks.size(), world));
+  const u32 least = device::ceil_div(max_tokens, device::kEpMaxTokensPerBlock);
+  for (const u32 n : blocks)
+    if (n < least || n == 0 || n > device::kEpMaxBlocks)
+      return invalid_argument(fmt::format("ep: {}_sms = {} must be {} to {} for {} tokens", what, n,
+                                          std::max(least, 1u), device::kEpMaxBlocks, max_tokens));
+  return {};
+}
+std::vector<u32> blocks_of(const std::vector<u32>& each, u32 all, u32 world) {
+  return each.empty() ? std::vector<u32>(world, all) : each;
+}
+
+}  // namespace
+
+std::vector<u32> dispatch_blocks(const Options& options, u32 world) {
+  return blocks_of(options.dispatch_sms_of, options.dispatch_sms, world);
+}
+std::vector<u32> combine_blocks(const Options& options, u32 world) {
+  return blocks_of(options.combine_sms_of, options.combine_sms, world);
+}
+
+Result<Window> make_window(const Options& options, u32 world) {
+  CROSSDOCK_CHECK_OK(check_numbers(options, world));
+  Window window;
+  window.world = world;
+  window.capacity = world * options.max_tokens;
+  window.row_bytes = options.row_bytes != 0 ? options.row_bytes : options.hidden * 2;
+  const u32 cast_scales = cast_scale_bytes(options.hidden);
+  window.scale_bytes = std::max(options.scale_bytes, cast_scales);
+  CROSSDOCK_CHECK_OK(check_rows(options, window.row_bytes, window.scale_bytes));
+  const auto blocks = dispatch_blocks(options, world);
+  CROSSDOCK_CHECK_OK(check_blocks("dispatch", blocks, world, options.max_tokens));
+  CROSSDOCK_CHECK_OK(check_blocks("combine", combine_blocks(options, world), world, 1));
+  window.areas = device::add_ep(window.layout, world, options.experts,
+                                *std::max_element(blocks.begin(), blocks.end()));
+  window.control_bytes = window.layout.bytes;
+  window.output_bytes = device::ep_output_layout({.capacity = window.capacity,
+                                                  .row_bytes = window.row_bytes,
+                                                  .scale_bytes = window.scale_bytes,
+                                                  .scales_by_column = true,
+                                                  .top_k = options.top_k})
+                            .bytes;
+  window.input_bytes =
+      device::ep_input_layout(window.capacity, options.hidden * 2, options.top_k).bytes;
+  window.outputs = window.layout.add("ep.slots.rows", options.slots * window.output_bytes);
+  window.inputs = window.layout.add("ep.slots.inputs", options.slots * window.input_bytes);
+  return window;
+}
+
+u64 routes_bytes(const Options& options, const Window& window, u32 rank) {
+  const u32 blocks = dispatch_blocks(options, window.world)[rank];
+  return device::EpTokens::most_routes(options.max_tokens, blocks, window.world) *
+         sizeof(device::EpRoute);
+}
+
+inline namespace v1 {
+
+Result<Sizes> sizes(const Options& options, std::uint32_t world) {
+  CROSSDOCK_TRY(window, make_window(options, world));
+  Sizes out;
+  out.capacity = window.capacity;
+  out.rows_bytes = window.output_bytes;
+  out.input_bytes = window.input_bytes;
+  out.control_bytes = window.control_bytes;
+  out.window_bytes = window.layout.bytes;
+  u64 routes = 0;
+  for (u32 rank = 0; rank < world; ++rank)
+    routes = std::max(routes, routes_bytes(options, window, rank));
+  out.local_bytes = sizeof(device::EpState) + options.slots * routes;
+  return out;
+}
+
+}  // namespace v1
+}  // namespace crossdock::ep

@@ -1,0 +1,42 @@
+// The window of an expert-parallel group: control areas, then slots, each with room for the rows of
+// one dispatch and for the expert outputs that combine reads. Pure functions of the options.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/ep/options.hpp>
+#include <crossdock/layout/ep_combine.cuh>
+#include <crossdock/layout/ep_dispatch.cuh>
+
+namespace crossdock::ep {
+
+using device::u32;
+using device::u64;
+using device::u8;
+
+struct Window {
+  device::SymmetricLayout layout;
+  device::EpAreas areas;
+  u32 world = 0;
+  u32 capacity = 0;      // rows of a slot
+  u32 row_bytes = 0;     // the largest delivered row
+  u32 scale_bytes = 0;   // the largest scales of a row
+  u64 outputs = 0;       // offset of the first slot's rows
+  u64 output_bytes = 0;  // of a slot
+  u64 inputs = 0;        // offset of the first slot's expert outputs
+  u64 input_bytes = 0;   // of a slot
+  u64 control_bytes = 0;
+
+  [[nodiscard]] u64 output(u32 slot) const { return outputs + slot * output_bytes; }
+  [[nodiscard]] u64 input(u32 slot) const { return inputs + slot * input_bytes; }
+};
+
+// Blocks of each rank.
+std::vector<u32> dispatch_blocks(const Options& options, u32 world);
+std::vector<u32> combine_blocks(const Options& options, u32 world);
+
+// Checks the options; kInvalidArgument names rule, value and fix.
+Result<Window> make_window(const Options& options, u32 world);
+// Routing table of one slot.
+u64 routes_bytes(const Options& options, const Window& window, u32 rank);
+
+}  // namespace crossdock::ep

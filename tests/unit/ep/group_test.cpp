@@ -1,0 +1,232 @@
+// ep::Group in the twin through its API: rounds of dispatch and combine, slots, counts on the host,
+// statistics, options and arguments that are wrong, faults as errors, the list of kernel variants.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <gmock/gmock.h>
+
+#include <crossdock/ep/group.hpp>
+
+#include "jit/kernel_list.hpp"
+#include "support/ep_group_rig.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+EpGroupRig twin_rig(const EpCase& c) {
+  return EpGroupRig::create(c, symm::Backend::kCpu).value();
+}
+twin::Schedule weak_schedule(u64 seed) {
+  twin::Schedule s;
+  s.seed = seed;
+  s.weak = s.stale = s.fire_deadlines = true;
+  return s;
+}
+
+TEST(EpGroup, RoundsOfDispatchAndCombineInEveryWorld) {
+  for (const u32 world : {1u, 2u, 3u, 5u}) {
+    SCOPED_TRACE(world);
+    EpGroupRig rig = twin_rig({.world = world, .max_tokens = 40, .scale_bytes = 16, .biases = 2});
+    for (u32 seed = 1; seed <= 3; ++seed) {
+      rig.group().core().launcher().set_schedule(weak_schedule(seed));
+      ASSERT_NO_FATAL_FAILURE(rig.round(seed));
+    }
+  }
+}
+TEST(EpGroup, CastsAndTakesWideIds) {
+  EpGroupRig rig = twin_rig({.world = 2,
+                             .max_tokens = 20,
+                             .row_bytes = 512,
+                             .cast = true,
+                             .wide_ids = true,
+                             .combine_bytes = 512});
+  for (u32 seed = 1; seed <= 3; ++seed)
+    ASSERT_NO_FATAL_FAILURE(rig.round(seed));
+}
+
+TEST(EpGroup, SlotsAreHeldByHandlesAndGivenBack) {
+  const EpCase c{.world = 2};
+  EpGroupRig rig = twin_rig(c);
+  rig.load(EpInputs(c, 1));
+  auto first = rig.dispatch();
+  auto second = rig.dispatch();
+  EXPECT_NE(first[0].received().rows, second[0].received().rows);
+  const auto refused = rig.group().dispatch(0, rig.tokens(0));
+  ASSERT_EQ(refused.code(), Code::kBusy);
+  EXPECT_THAT(refused.error().message, HasSubstr("all 2 slots of rank 0"));
+  void* rows = first[0].received().rows;
+  first.clear();
+  auto third = rig.dispatch();
+  EXPECT_EQ(third[0].received().rows, rows);
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  const EpInputs inputs(c, 1);
+  const EpReference reference(c, inputs);
+  for (const auto& handle : third)
+    ASSERT_NO_FATAL_FAILURE(rig.check(handle, reference));
+}
+
+TEST(EpGroup, HandlesOutliveTheGroup) {
+  const EpCase c{.world = 1};
+  std::optional<EpGroupRig> rig(twin_rig(c));
+  rig->load(EpInputs(c, 1));
+  auto handles = rig->dispatch();
+  ASSERT_NO_FATAL_FAILURE(rig->synchronize());
+  rig.reset();
+  EXPECT_GT(handles[0].rows(ep_soon()).value(), 0u);
+}
+
+TEST(EpGroup, StatisticsAddUp) {
+  const EpCase c{.world = 2, .experts = 5};
+  EpGroupRig rig = twin_rig(c);
+  std::vector<std::uint64_t> sums(3, 0);
+  for (u32 seed = 1; seed <= 3; ++seed) {
+    rig.load(EpInputs(c, seed));
+    auto handles = rig.dispatch();
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    const auto counts = handles[0].expert_counts(ep_soon()).value();
+    for (u32 e = 0; e < counts.size(); ++e)
+      sums[e] += counts[e];
+  }
+  const auto got = rig.group().statistics(0, ep_soon()).value();
+  EXPECT_EQ(got.expert_selections, sums);
+  EXPECT_EQ(got.source_wait_ns.size(), 2u);
+}
+
+// ---- mistakes ----------------------------------------------------------------------------------
+
+TEST(EpGroup, WrongOptionsSayTheRuleTheValueAndTheFix) {
+  const ep::Options good{.experts = 8, .top_k = 2, .max_tokens = 16, .hidden = 256};
+  ASSERT_TRUE(ep::sizes(good, 4).ok());
+  const auto refuse = [&](const auto& change, u32 world, const char* text) {
+    ep::Options options = good;
+    change(options);
+    const auto got = ep::sizes(options, world);
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+  };
+  refuse([](auto&) {}, 33, "world = 33 must be 1 to 32");
+  refuse([](auto& o) { o.experts = 0; }, 4, "experts = 0");
+  refuse([](auto& o) { o.top_k = 33; }, 4, "top_k = 33 must be 1 to 32");
+  refuse([](auto& o) { o.max_tokens = 0; }, 4, "max_tokens = 0");
+  refuse([](auto& o) { o.hidden = 7000; }, 4, "pad to 7040");
+  refuse([](auto& o) { o.hidden = 12; }, 4, "pad the rows to 16");
+  refuse([](auto& o) { o.hidden = 16640; }, 4, "at most 32768");
+  refuse([](auto& o) { o.row_bytes = 100; }, 4, "multiple of 16");
+  refuse([](auto& o) { o.scale_bytes = 30; }, 4, "pad to 32");
+  refuse([](auto& o) { o.slots = 0; }, 4, "slots = 0");
+  refuse([](auto& o) { o.dispatch_sms = 0; }, 4, "dispatch_sms = 0");
+  refuse([](auto& o) { o.combine_sms_of = {1, 2}; }, 4, "has 2 numbers for 4 ranks");
+  refuse([](auto& o) { o.max_tokens = 40000, o.dispatch_sms = 4; }, 4, "dispatch_sms = 4 must be");
+}
+
+TEST(EpGroup, SizesAreTheRowsThatCanArrive) {
+  const ep::Options options{.experts = 256, .top_k = 8, .max_tokens = 4096, .hidden = 7168};
+  const auto sizes = ep::sizes(options, 4).value();
+  const double rows = 4.0 * 4096 * 7168 * 2;
+  EXPECT_EQ(sizes.capacity, 16384u);
+  EXPECT_LT(static_cast<double>(sizes.rows_bytes), 1.1 * rows);
+  EXPECT_LT(static_cast<double>(sizes.input_bytes), 1.1 * rows);
+  EXPECT_EQ(sizes.window_bytes,
+            sizes.control_bytes + options.slots * (sizes.rows_bytes + sizes.input_bytes));
+  EXPECT_LT(sizes.control_bytes, 1u << 20);
+}
+
+TEST(EpGroup, WrongTokensAreRefused) {
+  const EpCase c{.world = 2, .max_tokens = 8, .combine_bytes = 256};
+  EpGroupRig rig = twin_rig(c);
+  rig.load(EpInputs(c, 1));
+  const auto refuse = [&](const auto& change, const char* text) {
+    ep::Tokens tokens = rig.tokens(0);
+    change(tokens);
+    const auto got = rig.group().dispatch(0, tokens);
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+  };
+  refuse([](auto& t) { t.count = 9; }, "9 tokens are more than the max_tokens = 8");
+  refuse([](auto& t) { t.row_bytes = 40; }, "row_bytes = 40");
+  refuse([](auto& t) { t.row_bytes = 4096; }, "do not fit the slots");
+  refuse([](auto& t) { t.cast = true; }, "a group made with cast = true");
+  refuse([](auto& t) { t.rows = nullptr; }, "rows at");
+  refuse([](auto& t) { t.rows = static_cast<const u8*>(t.rows) + 4; }, "multiples of 16");
+  refuse([](auto& t) { t.row_stride = 24; }, "stride of 24");
+  refuse([](auto& t) { t.scale_bytes = 6; }, "multiple of 4");
+  refuse([](auto& t) { t.ids = nullptr; }, "ids at");
+  EXPECT_EQ(rig.group().dispatch(2, rig.tokens(0)).code(), Code::kInvalidArgument);
+}
+
+TEST(EpGroup, CombineRefusesForeignHandlesAndBadOutputs) {
+  const EpCase c{.world = 1};
+  EpGroupRig rig = twin_rig(c), other = twin_rig(c);
+  rig.load(EpInputs(c, 1));
+  const auto handles = rig.dispatch();
+  const auto foreign = other.group().combine(handles[0], {.rows = other.combined(0)});
+  ASSERT_EQ(foreign.code(), Code::kInvalidArgument);
+  EXPECT_THAT(foreign.error().message, HasSubstr("another group"));
+  EXPECT_EQ(rig.group().combine(handles[0], {.rows = rig.combined(0) + 8}).code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(rig.group().combine(handles[0], {}).code(), Code::kInvalidArgument);
+}
+
+TEST(EpGroup, AnIdOutOfRangeIsAnErrorThatNamesTokenAndId) {
+  const EpCase c{.world = 3};
+  EpGroupRig rig = twin_rig(c);
+  EpInputs inputs(c, 1);
+  inputs.of(1).ids[5 * c.top_k + 1] = 99;
+  rig.load(inputs);
+  {
+    const auto handles = rig.dispatch();
+    const auto done = rig.group().synchronize(ep_soon());
+    ASSERT_FALSE(done.ok());
+    bool named = false;
+    for (const u32 r : rig.group().local_ranks()) {
+      const auto fault = rig.rank(r).check();
+      ASSERT_FALSE(fault.ok()) << r;
+      if (fault.code() != Code::kInvalidArgument) {
+        EXPECT_THAT(fault.error().message, HasSubstr("rank 1 has failed"));
+        continue;
+      }
+      named = r == 1;
+      EXPECT_THAT(fault.error().message, HasSubstr("token 5 of rank 1 chooses expert 99"));
+    }
+    EXPECT_TRUE(named);
+    // The rows' number is an error too, at once.
+    EXPECT_FALSE(handles[0].expert_counts(ep_soon()).ok());
+  }
+  ASSERT_TRUE(rig.group().reset(ep_soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(rig.round(2));
+}
+
+TEST(EpGroup, ARankThatDoesNotCallIsNamed) {
+  const EpCase c{.world = 3};
+  EpGroupRig rig = twin_rig(c);
+  rig.load(EpInputs(c, 1));
+  std::vector<ep::Handle> handles;
+  for (const u32 r : {0u, 2u})
+    handles.push_back(rig.group().dispatch(r, rig.tokens(r)).value());
+  const auto done = rig.group().synchronize(ep_soon());
+  ASSERT_EQ(done.code(), Code::kPeerLost) << done.error().describe();
+  EXPECT_THAT(done.error().message, HasSubstr("rank 1"));
+  handles.clear();
+  ASSERT_TRUE(rig.group().reset(ep_soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(rig.round(2));
+}
+
+// ---- the list ----------------------------------------------------------------------------------
+
+TEST(EpGroup, EveryVariantIsInTheKernelList) {
+  const auto known = jit::known_kernels().value();
+  const auto listed = [&](const jit::KernelSpec& spec) {
+    return std::any_of(known.begin(), known.end(), [&](const jit::KernelSpec& k) {
+      return k.sm == 90 && k.expression() == spec.expression();
+    });
+  };
+  for (const auto& config : ep::dispatch_variants()) {
+    const auto ref = ep::dispatch_kernel(config).value();
+    EXPECT_TRUE(listed(ref.spec)) << ref.spec.expression();
+  }
+  EXPECT_TRUE(listed(ep::combine_kernel().spec));
+}
+
+}  // namespace
+}  // namespace crossdock::testing
