@@ -232,6 +232,7 @@ void add_bench(CLI::App& app) {
   group->require_subcommand(1);
   add_transfer(*group);
   bench::add_symm(*group);
+  bench::add_ep(*group);
   bench::add_jit(*group);
   add_child(*group);
 }

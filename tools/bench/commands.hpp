@@ -9,6 +9,7 @@ class App;
 namespace crossdock::tools::bench {
 
 void add_symm(CLI::App& group);  // symmetric memory and the first kernels
+void add_ep(CLI::App& group);    // expert-parallel dispatch and combine
 void add_jit(CLI::App& group);   // compiling and loading kernels
 
 }  // namespace crossdock::tools::bench

@@ -51,7 +51,7 @@ x_gpu() {
   command -v nvidia-smi >/dev/null || die "gpu: no nvidia-smi, so no GPU driver; see crossdock doctor"
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
-  cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda gpu_symm gpu_heap crossdock_cli >&2
+  cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda gpu_symm gpu_heap gpu_ep crossdock_cli >&2
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
   mkdir -p "$json"
   # A failure does not keep the rest from running: time on such a host is short.

@@ -188,6 +188,7 @@ struct EpDispatchWarp {
         ptx::bulk_store(output + out.scales + u64{target} * out.scale_bytes,
                         from + b.p.input.row_bytes, out.scale_bytes);
     }
+    ptx::sync_warp(kFullMask);  // one group for all lanes' stores
     ptx::bulk_commit();
     if (kConfig.cast && out.scale_columns != 0) store_scale_columns(from, target);
     return true;

@@ -104,8 +104,8 @@ struct Combined {
 };
 
 struct GroupOptions {
-  symm::GroupOptions ranks;
-  Options ep;
+  symm::GroupOptions ranks = {};
+  Options ep = {};
 };
 
 // Kept by the device over all dispatches, copied to the host when asked for.

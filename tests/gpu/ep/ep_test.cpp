@@ -1,0 +1,328 @@
+// Dispatch and combine on real GPUs, as many as there are: every payload against the reference, odd
+// sizes and routings, graphs replayed with new routing, calls in a row without the host, faults.
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstdio>
+#include <gmock/gmock.h>
+#include <thread>
+
+#include "cuda/graph.hpp"
+#include "gpu/gpu_fixture.hpp"
+#include "support/ep_group_rig.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+class EpGpu : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    world_ = static_cast<u32>(num_gpus_);
+  }
+  [[nodiscard]] EpGroupRig rig(EpCase& c) const {
+    c.world = world_;
+    auto made = EpGroupRig::create(c, symm::Backend::kGpu);
+    if (!made.ok()) ADD_FAILURE() << made.error().describe();
+    return std::move(made).value();
+  }
+  void rounds(EpCase c, u32 count = 3) const {
+    EpGroupRig r = rig(c);
+    for (u32 seed = 1; seed <= count; ++seed)
+      ASSERT_NO_FATAL_FAILURE(r.round(seed)) << "seed " << seed;
+  }
+  u32 world_ = 1;
+};
+
+// The shape of a large model, with few enough tokens for a reference on the host.
+EpCase large(u32 tokens) {
+  return {.experts = 256,
+          .top_k = 8,
+          .max_tokens = tokens,
+          .row_bytes = 7168,
+          .combine_bytes = 14336,
+          .blocks = {12}};
+}
+
+TEST_F(EpGpu, Fp8RowsWithScales) {
+  EpCase c = large(512);
+  c.scale_bytes = 224;
+  rounds(c);
+}
+TEST_F(EpGpu, Fp8RowsWithScalesByColumnAndWideIds) {
+  EpCase c = large(300);
+  c.scale_bytes = 224;
+  c.scales_by_column = c.wide_ids = true;
+  rounds(c);
+}
+TEST_F(EpGpu, Bf16RowsAndTwoBiases) {
+  EpCase c = large(400);
+  c.row_bytes = 14336;
+  c.biases = 2;
+  rounds(c);
+}
+TEST_F(EpGpu, Fp8CastFused) {
+  EpCase c = large(300);
+  c.row_bytes = 14336;
+  c.cast = true;
+  rounds(c);
+}
+TEST_F(EpGpu, Fp8CastFusedWithScalesByColumn) {
+  EpCase c = large(128);
+  c.row_bytes = 14336;
+  c.cast = c.scales_by_column = true;
+  rounds(c);
+}
+TEST_F(EpGpu, OddTokensAndRows) {
+  for (const u32 tokens : {1u, 2u, 7u, 129u}) {
+    EpCase c{.experts = 9,
+             .top_k = 3,
+             .max_tokens = tokens,
+             .row_bytes = 48,
+             .scale_bytes = 12,
+             .combine_bytes = 80,
+             .biases = 1,
+             .blocks = {5, 3}};
+    rounds(c);
+    if (HasFatalFailure()) return;
+  }
+}
+TEST_F(EpGpu, NoTokensAndDifferentTokens) {
+  rounds({.max_tokens = 64, .tokens = {0}});
+  rounds({.max_tokens = 64, .tokens = {0, 64, 1, 33}});
+}
+TEST_F(EpGpu, EveryTopK) {
+  for (const u32 top_k : {1u, 2u, 9u, 32u})
+    rounds({.experts = 64, .top_k = top_k, .max_tokens = 50, .row_bytes = 256}, 2);
+}
+TEST_F(EpGpu, OneExpertAllMaskedSkewed) {
+  for (const EpRoutingKind kind :
+       {EpRoutingKind::kOneExpert, EpRoutingKind::kAllMasked, EpRoutingKind::kSkewed}) {
+    EpCase c = large(100);
+    c.routing = kind;
+    rounds(c, 2);
+  }
+}
+TEST_F(EpGpu, RowsOfThirtyTwoKibibytes) {
+  EpCase c = large(60);
+  c.row_bytes = c.combine_bytes = 32768;
+  rounds(c, 2);
+}
+TEST_F(EpGpu, EveryNumberOfBlocks) {
+  for (const u32 blocks : {1u, 4u, 24u, 132u}) {
+    EpCase c = large(260);
+    c.blocks = {blocks};
+    rounds(c, 2);
+  }
+}
+
+// ---- in a row ----------------------------------------------------------------------------------
+
+// Experts that change nothing: rows of bf16 go from where dispatch put them to where combine takes
+// them, in stream order. A token then comes back as many times itself as it has destinations.
+void identity_round(EpGroupRig& rig, u32 r) {
+  auto handle = rig.group().dispatch(r, rig.tokens(r)).value();
+  const auto* stream = rig.rank(r).device().stream();
+  const u64 bytes = u64{handle.received().capacity} * handle.received().row_bytes;
+  ASSERT_TRUE(cuda::copy_async(cuda::device_ptr(handle.expert_input().rows),
+                               cuda::device_ptr(handle.received().rows), bytes, *stream)
+                  .ok());
+  ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+}
+void check_identity(EpGroupRig& rig, const EpCase& c, const EpInputs& inputs) {
+  for (const u32 r : rig.group().local_ranks()) {
+    const EpTokensIn& in = inputs.of(r);
+    const auto got =
+        symm::download(rig.rank(r), rig.combined(r), u64{in.tokens} * c.row_bytes, ep_soon())
+            .value();
+    const auto* rows = reinterpret_cast<const u16*>(got.data());
+    const auto* sent = reinterpret_cast<const u16*>(in.rows.data());
+    for (u32 token = 0; token < in.tokens; ++token) {
+      u32 copies = 0;
+      for (u32 d = 0; d < c.world; ++d)
+        copies += inputs.goes_to(r, token, d);
+      for (u32 i = 0; i < c.row_bytes / 2; ++i) {
+        const u64 at = u64{token} * (c.row_bytes / 2) + i;
+        const float value = copies == 0 ? 0.0f : static_cast<float>(copies) * from_bf16(sent[at]);
+        ASSERT_EQ(rows[at], bf16_of(value)) << "rank " << r << " token " << token << " " << i;
+      }
+    }
+  }
+}
+// Tokens of finite bf16.
+EpInputs finite_inputs(const EpCase& c, u32 seed) {
+  EpInputs inputs(c, seed);
+  for (u32 r = 0; r < c.world; ++r) {
+    auto* values = reinterpret_cast<u16*>(inputs.of(r).rows.data());
+    for (u64 i = 0; i < inputs.of(r).rows.size() / 2; ++i)
+      values[i] = bf16_of(
+          (static_cast<float>(mix(static_cast<u32>(i) + seed * 977 + r) % 2001) - 1000.0f) / 64.0f);
+  }
+  return inputs;
+}
+EpCase identity_case(u32 world, u32 tokens) {
+  return {.world = world,
+          .experts = 32,
+          .top_k = 4,
+          .max_tokens = tokens,
+          .row_bytes = 2048,
+          .combine_bytes = 2048,
+          .blocks = {6}};
+}
+
+TEST_F(EpGpu, AThousandRoundsWithoutTheHostKeepTheirRows) {
+  for (const u32 tokens : {1u, 100u}) {
+    EpCase c = identity_case(world_, tokens);
+    EpGroupRig r = rig(c);
+    const EpInputs inputs = finite_inputs(c, tokens);
+    r.load(inputs);
+    for (u32 i = 0; i < 1000; ++i)
+      for (const u32 rank : r.group().local_ranks())
+        ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs));
+  }
+}
+
+TEST_F(EpGpu, GraphsReplayWithNewRouting) {
+  EpCase c = identity_case(world_, 120);
+  EpGroupRig r = rig(c);
+  EpInputs inputs = finite_inputs(c, 1);
+  r.load(inputs);
+  std::vector<cuda::Graph> graphs;
+  for (const u32 rank : r.group().local_ranks()) {
+    auto capture = cuda::Capture::begin(*r.rank(rank).device().stream()).value();
+    for (u32 i = 0; i < 3; ++i)
+      ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
+    graphs.push_back(capture.finish().value());
+  }
+  for (u32 replay = 1; replay <= 50; ++replay) {
+    inputs = finite_inputs(c, replay);
+    r.load(inputs);
+    for (u32 i = 0; i < graphs.size(); ++i)
+      ASSERT_TRUE(graphs[i].launch(*r.rank(r.group().local_ranks()[i]).device().stream()).ok());
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "replay " << replay;
+  }
+}
+
+TEST_F(EpGpu, TwoDispatchesThenTwoCombines) {
+  EpCase c = large(100);
+  EpGroupRig r = rig(c);
+  const EpInputs inputs(c, 7);
+  const EpReference reference(c, inputs);
+  r.load(inputs);
+  auto first = r.dispatch();
+  auto second = r.dispatch();
+  ASSERT_NO_FATAL_FAILURE(r.synchronize());
+  for (auto* handles : {&first, &second}) {
+    const u32 round = handles == &first ? 1 : 2;
+    for (const auto& handle : *handles) {
+      ASSERT_NO_FATAL_FAILURE(r.check(handle, reference));
+      r.write_expert_rows(handle, inputs, round);
+    }
+  }
+  for (auto* handles : {&first, &second}) {
+    for (const auto& handle : *handles)
+      ASSERT_NO_FATAL_FAILURE(r.combine(handle));
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    for (const auto& handle : *handles)
+      ASSERT_NO_FATAL_FAILURE(
+          r.check_combined(handle.rank(), reference, handles == &first ? 1 : 2));
+  }
+}
+
+TEST_F(EpGpu, TwoGroupsInterleave) {
+  EpCase c = large(100);
+  EpGroupRig a = rig(c), b = rig(c);
+  const EpInputs of_a(c, 3), of_b(c, 4);
+  a.load(of_a);
+  b.load(of_b);
+  for (u32 i = 0; i < 20; ++i) {
+    const auto one = a.dispatch();
+    const auto two = b.dispatch();
+    if (i < 19) continue;
+    ASSERT_NO_FATAL_FAILURE(a.synchronize());
+    ASSERT_NO_FATAL_FAILURE(b.synchronize());
+    for (const auto& handle : one)
+      ASSERT_NO_FATAL_FAILURE(a.check(handle, EpReference(c, of_a)));
+    for (const auto& handle : two)
+      ASSERT_NO_FATAL_FAILURE(b.check(handle, EpReference(c, of_b)));
+  }
+}
+
+TEST_F(EpGpu, MemoryDoesNotGrowOverThousandsOfCalls) {
+  EpCase c = identity_case(world_, 8);
+  EpGroupRig r = rig(c);
+  r.load(finite_inputs(c, 1));
+  const auto used = [&] {
+    const auto info = context().memory_info().value();
+    return info.total_bytes - info.free_bytes;
+  };
+  std::size_t before = 0;
+  for (u32 i = 0; i < 10000; ++i) {
+    if (i == 1000) {
+      ASSERT_NO_FATAL_FAILURE(r.synchronize());
+      before = used();
+    }
+    for (const u32 rank : r.group().local_ranks())
+      (void)r.group().dispatch(rank, r.tokens(rank)).value();
+  }
+  ASSERT_NO_FATAL_FAILURE(r.synchronize());
+  EXPECT_LE(used(), before + (std::size_t{4} << 20));
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
+TEST_F(EpGpu, AnIdOutOfRangeIsNamedAndTheGroupWorksAfterReset) {
+  EpCase c = large(64);
+  EpGroupRig r = rig(c);
+  EpInputs inputs(c, 1);
+  inputs.of(world_ - 1).ids[3 * c.top_k] = 4711;
+  r.load(inputs);
+  (void)r.dispatch();
+  EXPECT_FALSE(r.group().synchronize(ep_soon()).ok());
+  const auto fault = r.rank(world_ - 1).check();
+  ASSERT_EQ(fault.code(), Code::kInvalidArgument) << fault.error().describe();
+  EXPECT_THAT(fault.error().message, HasSubstr("token 3 of rank"));
+  EXPECT_THAT(fault.error().message, HasSubstr("expert 4711"));
+  std::printf("%s\n", fault.error().message.c_str());
+  ASSERT_TRUE(r.group().reset(ep_soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(r.round(2));
+}
+TEST_F(EpGpu, ARankThatDoesNotComeIsNamedByTheDeadline) {
+  if (world_ < 2) GTEST_SKIP() << "needs two GPUs";
+  EpCase c = large(64);
+  EpGroupRig r = rig(c);
+  r.load(EpInputs(c, 1));
+  const auto start = std::chrono::steady_clock::now();
+  for (u32 rank = 1; rank < world_; ++rank)
+    (void)r.group().dispatch(rank, r.tokens(rank)).value();
+  const auto done = r.group().synchronize(ep_soon());
+  ASSERT_EQ(done.code(), Code::kPeerLost);
+  EXPECT_THAT(done.error().message, HasSubstr("rank 0"));
+  std::printf("%s\n", done.error().message.c_str());
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
+  ASSERT_TRUE(r.group().reset(ep_soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(r.round(2));
+}
+TEST_F(EpGpu, ARankThatIsLateIsWaitedFor) {
+  EpCase c = large(64);
+  EpGroupRig r = rig(c);
+  const EpInputs inputs(c, 5);
+  r.load(inputs);
+  std::vector<ep::Handle> handles;
+  for (const u32 rank : r.group().local_ranks()) {
+    handles.push_back(r.group().dispatch(rank, r.tokens(rank)).value());
+    std::this_thread::sleep_for(50ms);  // the lateness is what is tested
+  }
+  ASSERT_NO_FATAL_FAILURE(r.synchronize());
+  for (const auto& handle : handles)
+    ASSERT_NO_FATAL_FAILURE(r.check(handle, EpReference(c, inputs)));
+}
+
+}  // namespace
+}  // namespace crossdock::testing

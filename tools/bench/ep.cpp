@@ -1,0 +1,136 @@
+// `crossdock bench ep`: dispatch and combine on GPUs, every number of tokens with every number of
+// SMs: what arrives is compared first, then calls back to back are timed. "logical" is DeepEP's
+// figure, bytes received with those from the rank itself; "off rank" is what crossed the wire. In
+// the twin there is nothing to time: there it only compares.
+//
+//   one process, all GPUs      crossdock bench ep
+//   one process a GPU          crossdock bench ep --rank R --world W --store tcp://host:port
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/ep.hpp"
+
+#include <fmt/format.h>
+
+#include <crossdock/symm/exchange.hpp>
+
+#include "base/config.hpp"
+#include "bench/commands.hpp"
+#include "cli.hpp"
+#include "cuda/device.hpp"
+
+namespace crossdock::tools::bench {
+namespace {
+
+constexpr std::uint32_t kTwinWorld = 4;
+
+// The ranks of this process. `suffix` tells the groups of one run apart in the store.
+Result<symm::GroupOptions> ranks_of(const EpBench& options, std::uint32_t gpus,
+                                    const std::string& suffix) {
+  symm::GroupOptions ranks{.world = options.world > 0 ? options.world : gpus};
+  ranks.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.timeout);
+  if (!options.rank) {
+    if (ranks.world > gpus)
+      return invalid_argument(
+          fmt::format("--world {}: one process has at most one rank for each of its {} GPUs; start "
+                      "one process a rank with --rank and --store",
+                      ranks.world, gpus));
+    return ranks;
+  }
+  if (options.world == 0 || options.store.empty())
+    return invalid_argument("--rank needs --world and --store");
+  ranks.ranks = {{.rank = *options.rank, .device = static_cast<int>(*options.rank % gpus)}};
+  CROSSDOCK_TRY(exchange, symm::open_store_exchange(options.store, options.name + suffix,
+                                                    {*options.rank, options.world},
+                                                    Deadline::in(options.timeout)));
+  ranks.exchange = std::move(exchange);
+  return ranks;
+}
+
+// One number of tokens with one number of SMs.
+Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t tokens,
+                     std::uint32_t sms, std::vector<Figure>& figures) {
+  const Deadline deadline = Deadline::in(options.timeout);
+  const std::string suffix =
+      (tokens == options.tokens.front() ? "" : fmt::format("_{}tokens", tokens)) +
+      (sms == options.sms.front() ? "" : fmt::format("_{}sm", sms));
+  CROSSDOCK_TRY(ranks, ranks_of(options, gpus, suffix));
+  CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, tokens, sms));
+  CROSSDOCK_CHECK_OK(rig.verify(deadline));
+  return measure_ep(rig, options, suffix, figures, deadline);
+}
+
+// What was measured before something failed is reported too.
+Result<> measure(const EpBench& options, FigureReport& report) {
+  CROSSDOCK_TRY(config, base::Config::load());
+  CROSSDOCK_TRY(driver, cuda::Driver::load({.library = config.string("cuda.driver")}));
+  CROSSDOCK_TRY(count, cuda::device_count(*driver));
+  const auto gpus = static_cast<std::uint32_t>(count);
+  add_gpu_facts(report, driver);
+  const std::uint32_t world = options.world > 0 ? options.world : gpus;
+  report.facts.emplace_back("world", std::to_string(world));
+  report.facts.emplace_back("processes", options.rank ? std::to_string(world) : "1");
+  report.facts.emplace_back("hidden", std::to_string(options.hidden));
+  report.facts.emplace_back("experts", std::to_string(options.experts));
+  report.facts.emplace_back("top_k", std::to_string(options.top_k));
+  report.facts.emplace_back("routing", options.skewed ? "zipf" : "even");
+  report.facts.emplace_back("sms", std::to_string(options.sms.front()));
+  report.facts.emplace_back("tokens", std::to_string(options.tokens.front()));
+  for (const std::uint32_t tokens : options.tokens)
+    for (const std::uint32_t sms : options.sms)
+      CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, sms, report.figures));
+  report.facts.emplace_back("results", "right");
+  return {};
+}
+
+Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
+  EpBench small = options;
+  small.hidden = 512;
+  small.experts = 32;
+  small.top_k = 4;
+  const std::uint32_t world = options.world > 0 ? options.world : kTwinWorld;
+  const symm::GroupOptions ranks{.world = world, .backend = symm::Backend::kCpu};
+  CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, 40, 2));
+  CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
+  report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"results", "right"}};
+  return {};
+}
+
+int bench_ep(const EpBench& options) {
+  FigureReport figures{.schema = "crossdock.bench.ep/1"};
+  const auto result =
+      options.backend == "twin" ? verify_in_twin(options, figures) : measure(options, figures);
+  if (options.rank.value_or(0) == 0 && (result.ok() || !figures.figures.empty())) {
+    const auto printed = print_figures(figures, options.output);
+    if (!printed.ok()) return report(printed.error());
+  }
+  return result.ok() ? kDone : report(result.error());
+}
+
+}  // namespace
+
+void add_ep(CLI::App& group) {
+  const auto options = std::make_shared<EpBench>();
+  CLI::App* sub = group.add_subcommand(
+      "ep", "Expert parallelism on GPUs: dispatch and combine, times and bandwidth by SM count");
+  sub->add_option("--backend", options->backend, "gpu, or twin: on the CPU, results only")
+      ->check(CLI::IsMember({"gpu", "twin"}));
+  sub->add_option("--world", options->world, "ranks; 0: a rank for each GPU, 4 in the twin")
+      ->check(CLI::Range(0, 32));
+  sub->add_option("--tokens", options->tokens, "tokens of a rank, e.g. 4096 128");
+  sub->add_option("--hidden", options->hidden, "values of a token, a multiple of 512")
+      ->check(CLI::Range(512, 16384));
+  sub->add_option("--experts", options->experts, "experts of all ranks");
+  sub->add_option("--top-k", options->top_k, "choices of a token")->check(CLI::Range(1, 32));
+  sub->add_option("--sms", options->sms, "multiprocessors of a call, e.g. 12 8 16");
+  sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
+  sub->add_option("--repeat", options->repeat, "runs; the median counts")
+      ->check(CLI::Range(1, 1000));
+  add_duration(*sub, "--timeout", options->timeout, "when to give up");
+  add_figure_output(*sub, options->output);
+  sub->add_option("--rank", options->rank, "one process a rank: which one this is");
+  sub->add_option("--store", options->store, "one process a rank: where they meet, a store's URL");
+  sub->add_option("--name", options->name, "one process a rank: name of this run in the store");
+  sub->callback(run(options, bench_ep));
+}
+
+}  // namespace crossdock::tools::bench

@@ -1,0 +1,91 @@
+// What `crossdock bench ep` is told, shared by its parts: ep.cpp (command line and order),
+// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp (times).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <crossdock/ep/group.hpp>
+
+#include "bench/figures.hpp"
+#include "ep/core.hpp"
+
+namespace crossdock::tools::bench {
+
+enum class EpPayload { kFp8, kCast, kBf16 };
+const char* name_of(EpPayload payload);
+
+struct EpBench {
+  std::string backend = "gpu";
+  std::uint32_t world = 0;  // 0: all GPUs; 4 in the twin
+  std::vector<std::uint32_t> tokens = {4096, 128};
+  std::uint32_t hidden = 7168;
+  std::uint32_t experts = 256;
+  std::uint32_t top_k = 8;
+  std::vector<std::uint32_t> sms = {12, 8, 10,
+                                    16};  // the first gives the figures their plain names
+  bool skewed = false;                    // choices by a Zipf law instead of evenly
+  std::uint32_t repeat = 5;
+  std::chrono::nanoseconds timeout = std::chrono::seconds(240);
+  FigureOutput output = {};
+  std::optional<std::uint32_t> rank;  // several processes, one rank each
+  std::string store;
+  std::string name = "bench-ep";
+};
+
+// Tokens of every rank, made from its number; the same in every process.
+struct EpTokensOfRank {
+  std::vector<std::uint8_t> rows;    // bf16; FP8 takes the first half of each row as bytes
+  std::vector<std::uint8_t> scales;  // for FP8
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+};
+
+// One group with tokens in place, for one number of tokens and of SMs.
+class EpBenchRig {
+ public:
+  static Result<EpBenchRig> create(const EpBench& options, const symm::GroupOptions& ranks,
+                                   std::uint32_t tokens, std::uint32_t sms);
+
+  [[nodiscard]] ep::Group& group() { return group_; }
+  [[nodiscard]] symm::Rank& rank(std::uint32_t r) { return group_.core().group().rank(r); }
+  [[nodiscard]] ep::Tokens tokens(std::uint32_t r, EpPayload payload);
+  [[nodiscard]] ep::Combined combined(std::uint32_t r);
+  // Dispatch of each payload and a combine, everything that arrived compared; wrong is kInternal.
+  Result<> verify(Deadline deadline);
+
+  // Bytes that a rank receives of a payload, on average; `off_rank`: from other ranks only.
+  [[nodiscard]] double received_bytes(EpPayload payload, bool off_rank) const;
+  [[nodiscard]] std::uint32_t count() const { return count_; }
+
+ private:
+  struct Memory {
+    std::uint32_t rank = 0;
+    symm::LocalMemory rows, scales, ids, weights, combined;
+  };
+  EpBenchRig(const EpBench& options, ep::Group group, std::uint32_t tokens)
+      : options_(options), group_(std::move(group)), count_(tokens) {}
+  Memory& of(std::uint32_t r);
+  [[nodiscard]] bool goes_to(std::uint32_t source, std::uint32_t token,
+                             std::uint32_t destination) const;
+  Result<> upload_all(Deadline deadline);
+  Result<> check_rows(const ep::Handle& handle, EpPayload payload, Deadline deadline);
+  Result<> give_back(const ep::Handle& handle, Deadline deadline);
+  Result<> check_combined(std::uint32_t r, Deadline deadline);
+
+  EpBench options_;
+  ep::Group group_;
+  std::uint32_t count_;
+  std::vector<EpTokensOfRank> all_;  // by rank
+  std::vector<Memory> memory_;
+};
+
+// Times on GPUs. `suffix` is appended to the names: "_8sm".
+Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                    std::vector<Figure>& figures, Deadline deadline);
+
+}  // namespace crossdock::tools::bench
