@@ -5,10 +5,11 @@
 #include <array>
 #include <cerrno>
 #include <condition_variable>
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "base/worker_thread.hpp"
 
 namespace crossdock::base {
 namespace {
@@ -32,8 +33,8 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& name) {
   event.data.u64 = kWakeTag;
   if (::epoll_ctl(loop->epoll_.get(), EPOLL_CTL_ADD, loop->wakeup_.get(), &event) != 0)
     return errno_error(errno, "epoll_ctl for the control loop");
-  loop->thread_ = std::thread([raw = loop.get()] { raw->loop(); });
-  ::pthread_setname_np(loop->thread_.native_handle(), name.substr(0, 15).c_str());
+  CROSSDOCK_TRY(thread, start_worker(name, [raw = loop.get()] { raw->loop(); }));
+  loop->thread_ = std::move(thread);
   return loop;
 }
 

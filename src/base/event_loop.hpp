@@ -28,7 +28,8 @@ class EventLoop {
   using FdCallback = std::function<void(std::uint32_t epoll_events)>;
   using TimerId = std::pair<Deadline, std::uint64_t>;
 
-  // Starts the thread; `name` is its name in the system, at most 15 characters.
+  // Starts the thread; `name` is its name in the system, at most 15 characters. kNoMemory when the
+  // system gives no descriptor or thread.
   static Result<std::unique_ptr<EventLoop>> create(const std::string& name);
   // Stops and joins. Tasks that were not run are destroyed, not run.
   ~EventLoop();

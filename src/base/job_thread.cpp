@@ -2,18 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/job_thread.hpp"
 
-#include <pthread.h>
+#include "base/worker_thread.hpp"
 
 namespace crossdock::base {
 
 bool JobThread::post(std::function<void()> job) {
   const std::lock_guard lock(mutex_);
   if (stopping_) return false;
-  jobs_.push_back(std::move(job));
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { loop(); });
-    ::pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+    auto started = start_worker(name_, [this] { loop(); });
+    if (!started.ok()) return false;
+    thread_ = std::move(*started);
   }
+  jobs_.push_back(std::move(job));
   changed_.notify_one();
   return true;
 }

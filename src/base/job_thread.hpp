@@ -16,8 +16,8 @@ class JobThread {
  public:
   explicit JobThread(std::string name) : name_(std::move(name)) {}
   ~JobThread() { stop(); }
-  // Jobs run one after the other; each must be bounded by a deadline of its own. After stop() they
-  // are destroyed without running; false then.
+  // Jobs run one after the other; each must be bounded by a deadline of its own. False when it will
+  // never run: after stop(), or when the system gives no thread.
   bool post(std::function<void()> job);
   // Waits for the running job, drops the rest.
   void stop();
