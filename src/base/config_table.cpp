@@ -28,6 +28,8 @@ constexpr std::array kSettings = {
             "How often the entry in the metadata store is renewed; its lease is three times that."},
     Setting{"control.secret", kString, "", "",
             "Key shared by all peers of a cluster; when set, peers without it are refused.", "", true},
+    Setting{"control.silence", kDuration, "30s", "0s..24h",
+            "A peer that says nothing for so long, not even when asked, is lost; 0 waits for ever."},
     Setting{"cuda.driver", kString, "", "",
             "CUDA driver library to open; empty searches libcuda.so.1 in the usual places."},
     Setting{"jit.cache_bytes", kSize, "1GiB", "0B..1TiB",

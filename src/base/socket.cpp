@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/socket.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -50,8 +52,8 @@ bool connected_to_itself(int fd) {
   return local.ok() && peer.ok() && local.value() == peer.value();
 }
 
-Result<> finish_connect(int fd, const SocketAddress& address, Deadline deadline) {
-  CROSSDOCK_TRY(ready, wait_ready(fd, POLLOUT, deadline));
+Result<> finish_connect(int fd, const SocketAddress& address, Deadline deadline, int interrupt) {
+  CROSSDOCK_TRY(ready, wait_ready(fd, POLLOUT, deadline, interrupt));
   if (!ready) return deadline_error("connect to " + address.to_string() + ": no answer in time");
   int error = 0;
   socklen_t size = sizeof error;
@@ -78,10 +80,26 @@ std::string peer_name(int fd) {
   return peer.ok() ? peer->to_string() : "a closed connection";
 }
 
-Result<bool> wait_ready(int fd, short events, Deadline deadline) {
+void bound_silence(int fd, std::chrono::nanoseconds silence) {
+  const auto ms = std::clamp<std::chrono::nanoseconds>(silence, std::chrono::seconds(1),
+                                                       std::chrono::hours(24)) /
+                  std::chrono::milliseconds(1);
+  const auto probe_s = static_cast<int>(std::max<std::int64_t>(ms / 3000, 1));
+  set_flag(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_flag(fd, IPPROTO_TCP, TCP_KEEPIDLE, probe_s);
+  set_flag(fd, IPPROTO_TCP, TCP_KEEPINTVL, probe_s);
+  set_flag(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set_flag(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms));
+}
+
+Result<bool> wait_ready(int fd, short events, Deadline deadline, int interrupt) {
   for (;;) {
-    pollfd item{.fd = fd, .events = events, .revents = 0};
-    const int n = ::poll(&item, 1, deadline.remaining_ms());
+    // poll() passes over a descriptor of -1.
+    std::array<pollfd, 2> items{pollfd{.fd = fd, .events = events, .revents = 0},
+                                pollfd{.fd = interrupt, .events = POLLIN, .revents = 0}};
+    const int n = ::poll(items.data(), items.size(), deadline.remaining_ms());
+    if (n > 0 && items[1].revents != 0)
+      return make_error(Code::kClosed, "the wait was cut short by the end of its owner");
     if (n > 0) return true;
     if (n == 0 && deadline.passed()) return false;
     if (n < 0 && errno != EINTR) return errno_error(errno, "poll a socket");
@@ -89,26 +107,27 @@ Result<bool> wait_ready(int fd, short events, Deadline deadline) {
 }
 
 Result<UniqueFd> connect_tcp(const SocketAddress& address, Deadline deadline,
-                             const SocketAddress* local) {
+                             const SocketAddress* local, int interrupt) {
   CROSSDOCK_TRY(fd, stream_socket(address));
   tune(fd.get(), address.family());
   if (local != nullptr && ::bind(fd.get(), local->get(), local->size()) != 0)
     return address_error(errno, "bind the local end to", *local);
   if (::connect(fd.get(), address.get(), address.size()) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return address_error(errno, "connect to", address);
-    CROSSDOCK_CHECK_OK(finish_connect(fd.get(), address, deadline));
+    CROSSDOCK_CHECK_OK(finish_connect(fd.get(), address, deadline, interrupt));
   }
   if (connected_to_itself(fd.get())) return address_error(ECONNREFUSED, "connect to", address);
   return fd;
 }
 
-Result<UniqueFd> connect_tcp(const HostPort& address, Deadline deadline) {
+Result<UniqueFd> connect_tcp(const HostPort& address, Deadline deadline, int interrupt) {
   CROSSDOCK_TRY(candidates, resolve(address, deadline));
   std::optional<Error> first_error;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const auto share = deadline.remaining() / static_cast<int>(candidates.size() - i);
-    Result<UniqueFd> fd = connect_tcp(candidates[i], earlier(Deadline::in(share), deadline));
-    if (fd.ok()) return fd;
+    Result<UniqueFd> fd =
+        connect_tcp(candidates[i], earlier(Deadline::in(share), deadline), nullptr, interrupt);
+    if (fd.ok() || fd.code() == Code::kClosed) return fd;
     if (!first_error) first_error = std::move(fd).error();
   }
   return *first_error;
@@ -183,13 +202,13 @@ Result<std::size_t> send_now(int fd, std::span<const std::byte> bytes) {
   }
 }
 
-Result<> send_all(int fd, std::span<const std::byte> bytes, Deadline deadline) {
+Result<> send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int interrupt) {
   std::size_t done = 0;
   while (done < bytes.size()) {
     CROSSDOCK_TRY(n, send_now(fd, bytes.subspan(done)));
     done += n;
     if (n != 0) continue;
-    CROSSDOCK_TRY(ready, wait_ready(fd, POLLOUT, deadline));
+    CROSSDOCK_TRY(ready, wait_ready(fd, POLLOUT, deadline, interrupt));
     if (!ready)
       return deadline_error(
           fmt::format("{} took only {} of {} bytes in time", peer_name(fd), done, bytes.size()));
@@ -197,11 +216,11 @@ Result<> send_all(int fd, std::span<const std::byte> bytes, Deadline deadline) {
   return {};
 }
 
-Result<std::size_t> recv_some(int fd, std::span<std::byte> out, Deadline deadline) {
+Result<std::size_t> recv_some(int fd, std::span<std::byte> out, Deadline deadline, int interrupt) {
   for (;;) {
     CROSSDOCK_TRY(n, recv_now(fd, out));
     if (n) return *n;
-    CROSSDOCK_TRY(ready, wait_ready(fd, POLLIN, deadline));
+    CROSSDOCK_TRY(ready, wait_ready(fd, POLLIN, deadline, interrupt));
     if (!ready) return deadline_error(fmt::format("{} sent nothing in time", peer_name(fd)));
   }
 }

@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -20,13 +21,16 @@
 
 namespace crossdock::base {
 
+// `interrupt`, where a call takes one, is a descriptor (an eventfd) that cuts the wait short with
+// kClosed once it is readable.
+
 // Connects to the first address of the host that answers, each getting its share of the time that
 // is left. TCP_NODELAY is set. kUnreachable (nobody listens, no route), kDeadline, kNotFound
 // (name).
-Result<UniqueFd> connect_tcp(const HostPort& address, Deadline deadline);
+Result<UniqueFd> connect_tcp(const HostPort& address, Deadline deadline, int interrupt = -1);
 // The same for one known address; `local`, when given, is bound first (rail choice).
 Result<UniqueFd> connect_tcp(const SocketAddress& address, Deadline deadline,
-                             const SocketAddress* local = nullptr);
+                             const SocketAddress* local = nullptr, int interrupt = -1);
 
 struct Listener {
   UniqueFd fd = {};
@@ -46,19 +50,24 @@ Result<std::optional<UniqueFd>> accept_tcp(int listener_fd);
 
 // Waits until poll() reports one of `events` (or an error condition, which the next call shows).
 // False when the deadline passed first.
-Result<bool> wait_ready(int fd, short events, Deadline deadline);
+Result<bool> wait_ready(int fd, short events, Deadline deadline, int interrupt = -1);
 
 // Everything or an error. After an error an unknown part was sent: close the connection.
-Result<> send_all(int fd, std::span<const std::byte> bytes, Deadline deadline);
+Result<> send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int interrupt = -1);
 // Fills `out`; kPeerLost when the peer closes first, naming it and how much came.
 Result<> recv_exact(int fd, std::span<std::byte> out, Deadline deadline);
 // At least one byte; 0 when the peer closed its side.
-Result<std::size_t> recv_some(int fd, std::span<std::byte> out, Deadline deadline);
+Result<std::size_t> recv_some(int fd, std::span<std::byte> out, Deadline deadline,
+                              int interrupt = -1);
 
 // What is there now, without waiting. 0 when the peer closed; nothing when there is nothing yet.
 Result<std::optional<std::size_t>> recv_now(int fd, std::span<std::byte> out);
 // How much the socket took now, possibly 0.
 Result<std::size_t> send_now(int fd, std::span<const std::byte> bytes);
+
+// Makes the kernel end a TCP connection whose other end does not answer for so long (at least a
+// second), whether bytes are under way or not. Best effort.
+void bound_silence(int fd, std::chrono::nanoseconds silence);
 
 // "127.0.0.1:7000" of the other end, for messages; "a closed connection" when it is gone.
 std::string peer_name(int fd);

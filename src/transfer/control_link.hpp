@@ -1,12 +1,18 @@
 // One control connection on the control loop: frames in, frames out. Sending is thread-safe and
 // never blocks (what the socket does not take now is queued, bounded); receiving and closing happen
-// on the loop. Knows nothing of what the frames mean.
+// on the loop. Knows nothing of what the frames mean, but for the Ping it sends into a silence.
+//
+// Who ended it matters: the end of the peer's socket is its word that nothing of it touches memory
+// any more (see hold()), or the kernel's that it died. When this end gave up first, linger() waits
+// for that word.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +40,16 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   Result<base::UniqueFd> detach();
   // Loop thread. Idempotent.
   void close(const Error& why);
+  // Loop thread, after start() or hand_over(): a peer that says nothing for `silence`, not even in
+  // answer to a Ping, is lost. 0: it may be silent for ever.
+  void keep_alive(std::chrono::nanoseconds silence);
+  // Loop thread: whether the connection ended because the peer's end was closed.
+  [[nodiscard]] bool ended_by_peer() const noexcept { return ended_by_peer_; }
+  // Loop thread, within `on_closed`: leaves the descriptor open until the peer closes its end.
+  void linger(std::function<void()> on_gone);
+  // Any thread: the peer does not see the end of a closed link while one of these is left. Rails
+  // that touch its memory hold one.
+  [[nodiscard]] std::shared_ptr<const void> hold() const;
 
   // Any thread. kClosed after the end, kWouldBlock when the peer does not read and the queue is
   // full.
@@ -60,6 +76,9 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   void consume();
   void flush();
   void watch_output(bool on);
+  void check_silence();
+  void drain_lingering();
+  void end_by(const Error& error);
 
   static constexpr std::size_t kMaxQueued = 64u << 20;
   base::EventLoop& loop_;
@@ -67,11 +86,19 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   wire::FrameReader reader_;
   std::shared_ptr<OnFrame> on_frame_;  // shared: it may be replaced while it runs
   OnClosed on_closed_;
-  bool closed_ = false;  // loop thread
+  // Loop thread:
+  bool closed_ = false;
   bool consuming_ = false;
+  bool ended_by_peer_ = false;
+  std::shared_ptr<base::UniqueFd> lingering_;
+  std::function<void()> on_gone_;
+  std::chrono::nanoseconds silence_{0};
+  Deadline heard_ = Deadline::now();
+  bool pinged_ = false;  // since heard_
+  std::optional<base::EventLoop::TimerId> silence_timer_;
 
-  std::mutex mutex_;  // guards what follows
-  base::UniqueFd fd_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<base::UniqueFd> fd_;
   std::vector<std::byte> queued_;
   std::size_t queued_start_ = 0;
 };

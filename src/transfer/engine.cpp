@@ -75,7 +75,8 @@ RemoteRegion public_region(const transport::RemoteRegion& region) {
 
 std::vector<RemoteRegion> Peer::regions() const {
   std::vector<RemoteRegion> regions;
-  for (const auto& region : *core_->regions().snapshot())
+  const auto known = core_->regions().snapshot();
+  for (const auto& region : *known)
     regions.push_back(public_region(*region));
   return regions;
 }

@@ -3,7 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/engine_core.hpp"
 
+#include <cerrno>
 #include <fmt/format.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,7 +40,7 @@ Result<base::Config> load_config(const EngineOptions& options) {
 
 Result<std::shared_ptr<EngineCore>> EngineCore::create(EngineOptions options) {
   CROSSDOCK_TRY(config, load_config(options));
-  auto core = std::make_shared<EngineCore>(std::move(config));
+  const std::shared_ptr<EngineCore> core(new EngineCore(std::move(config)), DeleteUnlessForked{});
   if (auto started = core->start(options); !started.ok()) {
     (void)core->shutdown(Deadline::now());
     return std::move(started).error();
@@ -60,6 +62,8 @@ Result<> EngineCore::start(const EngineOptions& options) {
       .events_per_thread = static_cast<std::size_t>(config_.integer("trace.events_per_thread"))});
   make_counters();
   fork_guard_ = make_fork_guard();
+  interrupt_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!interrupt_) return errno_error(errno, "eventfd of the engine");
   mailboxes_ = std::make_unique<Mailboxes>(
       MailboxLimits{.messages = settings_.mailbox_messages, .bytes = settings_.mailbox_bytes});
   CROSSDOCK_TRY(instance, wire::random_id());
@@ -155,7 +159,7 @@ void EngineCore::make_counters() {
 Result<> EngineCore::usable() const {
   if (closed_.load(std::memory_order_acquire))
     return Error{.code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine is closed"};
-  if (fork_guard_ != nullptr && *fork_guard_ != 1)
+  if (forked())
     return Error{.code = Code::kUnsupported,
                  .scope = Scope::kEngine,
                  .message =
@@ -191,7 +195,7 @@ void EngineCore::on_data_lane(const std::shared_ptr<ControlLink>& link, const wi
     if (!transport->takes_lanes()) continue;
     const auto taken = transport->accept({.fd = std::move(*fd),
                                           .peer_name = session->peer_name(),
-                                          .peer_instance = session->peer_instance(),
+                                          .session = session->data_token(),
                                           .lane = hello.rail});
     if (!taken.ok())
       CROSSDOCK_LOG(log_, kWarn, "refused a data lane of '{}': {}", session->peer_name(),
@@ -214,62 +218,112 @@ Result<> EngineCore::stop_transfers(Deadline deadline) {
   return make_error(Code::kInternal, "transfers did not end after their rails were cut");
 }
 
-void EngineCore::stop_peers(const Error& why) {
+// After it no call is inside that uses what is taken apart next, and none gets in.
+Result<> EngineCore::close_entry(Deadline deadline) {
+  gate_.close();
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(interrupt_.get(), &one, sizeof one);
+  std::vector<std::weak_ptr<PeerCore>> connecting;
+  {
+    const std::lock_guard lock(mutex_);
+    connecting.swap(connecting_);
+  }
+  for (const auto& weak : connecting)
+    if (const auto peer = weak.lock()) peer->interrupt(usable().error());
+  // What is inside waits for nobody now; but mapping much memory takes its time.
+  if (gate_.wait_idle(std::max(deadline, Deadline::in(settings_.connect_timeout)))) return {};
+  return Error{.code = Code::kBusy,
+               .scope = Scope::kEngine,
+               .retry = Retry::kLater,
+               .message = "calls of other threads are still inside the engine; close it again"};
+}
+
+Result<> EngineCore::make_peers_let_go(Deadline deadline) {
+  if (sessions_.size() == 0) return {};
+  const auto revocation = sessions_.revoke({});
+  if (revocation->wait(deadline)) return {};
+  sessions_.cut_lanes(*revocation);
+  if (revocation->wait(Deadline::now())) return {};
+  return Error{.code = Code::kBusy,
+               .scope = Scope::kPeer,
+               .message = fmt::format("closed, but {} did not confirm that they stopped using "
+                                      "this engine's memory; keep it mapped",
+                                      revocation->holders())};
+}
+
+void EngineCore::stop_peers(const Error& why, bool quiesced) {
   std::map<std::string, std::weak_ptr<PeerCore>> peers;
   {
     const std::lock_guard lock(mutex_);
     peers.swap(peers_);
   }
   for (const auto& [name, weak] : peers)
-    if (const auto peer = weak.lock()) peer->shut(why);
-  // The rails that were let go of are destroyed by the loop; after this, all of them are.
+    if (const auto peer = weak.lock()) peer->shut(why, quiesced);
+  // Rails that nobody holds any more are destroyed by the loop, before this returns.
   loop_->run([] {});
 }
 
-Result<> EngineCore::shutdown(Deadline deadline) {
-  const std::lock_guard lock(shutdown_mutex_);
-  closed_.store(true);
-  if (shut_) return {};
-  shut_ = true;
-  if (!loop_) return {};
-  if (fork_guard_ != nullptr && *fork_guard_ != 1) return usable();  // a child owns no threads
-  const Error why{
-      .code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine was closed"};
-  Result<> outcome = stop_transfers(deadline);
-  if (sessions_.size() > 0) {
-    const auto revocation = sessions_.revoke({});
-    if (!revocation->wait(deadline) && outcome.ok())
-      outcome =
-          Error{.code = Code::kBusy,
-                .scope = Scope::kPeer,
-                .message = fmt::format("closed, but {} did not confirm that they stopped using "
-                                       "this engine's memory; keep it mapped",
-                                       revocation->holders())};
-  }
-  if (publisher_ && !publisher_->peer_to_peer())
-    (void)publisher_->withdraw(identity_.name, {address_, identity_.instance},
-                               earlier(deadline, Deadline::in(std::chrono::seconds(1))));
-  stop_peers(why);
-  jobs_.stop();
-  dials_.stop();
-  hasher_.stop();
-  for (const auto& transfer : transfers_->all())
-    transfer->finish(why);
+// What is left when the threads that could end a transfer are gone: transfers that waited for one
+// of them. A transfer with a shard on a rail is not ended, whatever it costs: its rail, and what
+// that needs, stays.
+void EngineCore::end_threads(const Error& why, bool let_go) {
   loop_->run([&] {
     if (server_) server_->stop();
-    sessions_.close_all(why);
+    sessions_.close_all(why, let_go);
   });
   loop_->run([] {});  // rails that the sessions' end released
   mailboxes_->close();
   loop_->stop_and_join();
+  bool stuck = false;
+  for (const auto& transfer : transfers_->all())
+    if (transfer->at_rest())
+      transfer->finish(why);
+    else
+      stuck = true;
   orphans_.abandon();
-  transports_.clear();
+  if (!stuck) return transports_.clear();
+  log_.write(base::LogLevel::kError,
+             "transfers did not end after their rails were cut; the engine is left in memory");
+  new std::shared_ptr<EngineCore>(weak_from_this().lock());
+}
+
+Result<> EngineCore::shutdown(Deadline deadline) {
+  if (forked()) return usable();  // a child owns no threads
+  if (gate_.entered_here() || (loop_ && loop_->on_loop_thread()))
+    return invalid_argument(
+        "an engine must not be closed or destroyed by one of its own callbacks: it joins the "
+        "threads they run on");
+  const std::lock_guard lock(shutdown_mutex_);
+  if (outcome_) return *outcome_;
+  closed_.store(true);
+  if (!loop_ || !transfers_) return *(outcome_ = Result<>());
+  CROSSDOCK_CHECK_OK(close_entry(deadline));
+  const Error why{
+      .code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine was closed"};
+  Result<> outcome = stop_transfers(deadline);
+  const bool quiesced = outcome.ok();
+  if (auto let_go = make_peers_let_go(deadline); !let_go.ok()) {
+    if (outcome.ok()) outcome = std::move(let_go);
+  } else {
+    let_go_.store(true);
+  }
+  jobs_.stop();  // before the withdrawal: a renewal under way would undo it
+  dials_.stop();
+  hasher_.stop();
+  if (publisher_ && !publisher_->peer_to_peer())
+    (void)publisher_->withdraw(identity_.name, {address_, identity_.instance},
+                               earlier(deadline, Deadline::in(std::chrono::seconds(1))));
+  stop_peers(why, quiesced);
+  end_threads(why, let_go_.load());
   if (tracer_) (void)tracer_->flush();
-  return outcome;
+  return *(outcome_ = std::move(outcome));
 }
 
 EngineCore::~EngineCore() {
   (void)shutdown(Deadline::now());
+  if (!let_go_.load())
+    for (auto& memory : kept_)
+      memory.disown();
   if (fork_guard_ != nullptr) ::munmap(const_cast<unsigned char*>(fork_guard_), 4096);
 }
 

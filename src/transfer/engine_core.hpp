@@ -21,6 +21,7 @@
 
 #include "base/config.hpp"
 #include "base/event_loop.hpp"
+#include "base/gate.hpp"
 #include "base/job_thread.hpp"
 #include "base/log.hpp"
 #include "base/metrics.hpp"
@@ -48,6 +49,15 @@ inline std::string_view base_name(std::string_view transport) {
   return plus == std::string_view::npos ? transport : transport.substr(plus + 1);
 }
 
+// Deletes, but in a forked child: there the destructors would wait for the parent's threads and say
+// Bye on its connections.
+struct DeleteUnlessForked {
+  template <class T>
+  void operator()(T* object) const noexcept {
+    if (!object->forked()) delete object;
+  }
+};
+
 class EngineCore : public std::enable_shared_from_this<EngineCore> {
  public:
   static Result<std::shared_ptr<EngineCore>> create(EngineOptions options);
@@ -56,6 +66,14 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   // kClosed after shutdown, kUnsupported in a forked child.
   [[nodiscard]] Result<> usable() const;
+  // In a child of the process that made it: its threads are not here and its locks may be held for
+  // ever, so nothing of it is taken apart.
+  [[nodiscard]] bool forked() const noexcept { return fork_guard_ != nullptr && *fork_guard_ != 1; }
+  // Closed, and every peer has confirmed that it touches no memory of this engine any more.
+  [[nodiscard]] bool let_go() const noexcept { return let_go_.load(); }
+  [[nodiscard]] bool closing() const noexcept { return closed_.load(); }
+  // A descriptor that is readable once the engine ends: cuts dials short.
+  [[nodiscard]] int interrupt() const noexcept { return interrupt_.get(); }
   // Idempotent. Ok when everything is quiesced; kBusy or kDeadline name who is not.
   Result<> shutdown(Deadline deadline);
 
@@ -67,6 +85,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void release_unattended(std::optional<mem::SharedMemory> memory,
                           std::shared_ptr<mem::RegionRecord> record);
   Result<> forget_region(mem::RegionRecord& region);
+  // Memory whose last handle goes after the end began.
+  void keep_until_the_end(std::optional<mem::SharedMemory> memory);
   [[nodiscard]] wire::Welcome welcome(std::uint64_t data_token) const;
   [[nodiscard]] std::vector<std::vector<std::byte>> segment_frames() const;
 
@@ -116,6 +136,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::shared_ptr<PeerCore> known_peer(const std::string& name);
   std::shared_ptr<PeerCore> known_instance(std::uint64_t instance);
   Result<std::shared_ptr<PeerCore>> dial_peer(const std::string& name, Deadline deadline);
+  Result<std::shared_ptr<PeerCore>> connect_peer(const std::string& name,
+                                                 const std::string& address, Greeting greeting,
+                                                 Deadline deadline);
   void post_shards(TransferCore& transfer, const std::vector<std::shared_ptr<RailSet>>& sets);
   void post_shard(TransferCore& transfer, transport::Shard& shard,
                   const std::shared_ptr<RailSet>& set);
@@ -123,8 +146,11 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
               const Error& error);
   void redial_and_repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
                          const Error& error, bool go_on);
+  Result<> close_entry(Deadline deadline);
   Result<> stop_transfers(Deadline deadline);
-  void stop_peers(const Error& why);
+  Result<> make_peers_let_go(Deadline deadline);
+  void stop_peers(const Error& why, bool quiesced);
+  void end_threads(const Error& why, bool let_go);
 
   struct Counters {
     std::shared_ptr<base::Counter> delivered, failed, cancelled, bytes, retries, connects, redials,
@@ -158,13 +184,18 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::atomic<std::uint64_t> next_transfer_{1};
   std::atomic<std::uint32_t> in_flight_{0};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> let_go_{false};            // closed, and no peer touches its memory any more
   const unsigned char* fork_guard_ = nullptr;  // a page that is wiped in a forked child
+  base::Gate gate_;                            // calls that use what shutdown() takes apart
+  base::UniqueFd interrupt_;
 
   std::mutex mutex_;                                      // guards what follows
   std::map<std::string, std::weak_ptr<PeerCore>> peers_;  // by each name it was opened by
+  std::vector<std::weak_ptr<PeerCore>> connecting_;
+  std::vector<mem::SharedMemory> kept_;
   Claims openings_;
   std::mutex shutdown_mutex_;
-  bool shut_ = false;
+  std::optional<Result<>> outcome_;  // of shutdown()
 };
 
 // Behind a Region handle. The last handle releases it.
@@ -173,6 +204,7 @@ class RegionCore {
   RegionCore(std::shared_ptr<EngineCore> owner, std::shared_ptr<mem::RegionRecord> its_record)
       : engine(std::move(owner)), record(std::move(its_record)) {}
   ~RegionCore();
+  [[nodiscard]] bool forked() const noexcept { return engine->forked(); }
 
   const std::shared_ptr<EngineCore> engine;
   const std::shared_ptr<mem::RegionRecord> record;

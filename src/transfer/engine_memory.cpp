@@ -50,8 +50,8 @@ std::vector<std::vector<std::byte>> EngineCore::segment_frames() const {
 Result<std::vector<std::shared_ptr<RegionCore>>> EngineCore::add_regions(
     std::span<const mem::NewRegion> regions, const RegionOptions& options) {
   CROSSDOCK_CHECK_OK(usable());
-  // On the loop, as sessions are: one that starts meanwhile gets the new regions in its segment or
-  // as an announcement, never twice and never not at all.
+  // In one task of the loop, where sessions start as well: each gets the new regions once, in its
+  // segment or as an announcement.
   Result<std::vector<std::shared_ptr<mem::RegionRecord>>> added =
       make_error(Code::kClosed, "the engine is closed");
   loop_->run([&] {
@@ -62,7 +62,7 @@ Result<std::vector<std::shared_ptr<RegionCore>>> EngineCore::add_regions(
   std::vector<std::shared_ptr<RegionCore>> cores;
   cores.reserve(added->size());
   for (auto& record : *added)
-    cores.push_back(std::make_shared<RegionCore>(shared_from_this(), std::move(record)));
+    cores.emplace_back(new RegionCore(shared_from_this(), std::move(record)), DeleteUnlessForked{});
   counters_.regions->add(static_cast<std::int64_t>(cores.size()));
   return cores;
 }
@@ -102,10 +102,18 @@ Result<> EngineCore::forget_region(mem::RegionRecord& region) {
 
 void EngineCore::release_unattended(std::optional<mem::SharedMemory> memory,
                                     std::shared_ptr<mem::RegionRecord> record) {
-  if (closed_.load()) return;
+  if (closed_.load()) return keep_until_the_end(std::move(memory));
   regions_.begin_release(*record);
   if (sessions_.size() == 0 && forget_region(*record).ok()) return;
   orphans_.adopt(std::move(memory), std::move(record));
+}
+
+// A closed engine cannot ask anybody any more. Once it is known that every peer let go, memory is
+// freed; before, or when one did not, it must stay mapped, for it may still be written.
+void EngineCore::keep_until_the_end(std::optional<mem::SharedMemory> memory) {
+  if (!memory || memory->data() == nullptr || let_go_.load()) return;
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(*memory));
 }
 
 }  // namespace crossdock::transfer::detail

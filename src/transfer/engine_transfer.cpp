@@ -49,6 +49,7 @@ void trim_shard(TransferCore& transfer, transport::Shard& shard) {
 
 Result<std::shared_ptr<PeerCore>> EngineCore::open(std::string_view name, Deadline deadline) {
   CROSSDOCK_CHECK_OK(usable());
+  const auto keep = shared_from_this();  // the handle may be dropped while this waits
   if (name.empty()) return invalid_argument("the peer name is empty");
   if (loop_->on_loop_thread())
     return invalid_argument("open() blocks and must not be called from a callback of the engine");
@@ -84,8 +85,8 @@ Result<std::shared_ptr<PeerCore>> EngineCore::dial_peer(const std::string& name,
                                                         Deadline deadline) {
   CROSSDOCK_TRY(record, publisher_->find(name, deadline));
   CROSSDOCK_TRY(where, base::parse_host_port(record.address));
-  auto greeting =
-      dial(where, identity_, {}, earlier(deadline, Deadline::in(settings_.connect_timeout)));
+  auto greeting = dial(where, identity_, {.interrupt = interrupt()},
+                       earlier(deadline, Deadline::in(settings_.connect_timeout)));
   if (!greeting.ok()) {
     Error error = std::move(greeting).error();
     error.scope = Scope::kPeer;
@@ -106,9 +107,25 @@ Result<std::shared_ptr<PeerCore>> EngineCore::dial_peer(const std::string& name,
   CROSSDOCK_TRY(
       claim, openings_.take(fmt::format("instance {:016x}", instance), deadline, "connecting to"));
   if (auto known = known_instance(instance)) return known;
-  auto peer = std::make_shared<PeerCore>(shared_from_this(), name, record.address,
-                                         std::move(greeting->welcome));
-  auto connected = peer->connect(std::move(greeting->fd), std::move(greeting->reader), deadline);
+  return connect_peer(name, record.address, std::move(*greeting), deadline);
+}
+
+Result<std::shared_ptr<PeerCore>> EngineCore::connect_peer(const std::string& name,
+                                                           const std::string& address,
+                                                           Greeting greeting, Deadline deadline) {
+  const base::Gate::Pass pass(gate_);
+  if (!pass) return usable().error();
+  const std::shared_ptr<PeerCore> peer(
+      new PeerCore(shared_from_this(), name, address, std::move(greeting.welcome)),
+      DeleteUnlessForked{});
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(connecting_, [](const auto& weak) { return weak.expired(); });
+    connecting_.push_back(peer);
+  }
+  // After the listing: either shutdown() finds this peer there, or the engine is seen closed here.
+  CROSSDOCK_CHECK_OK(usable());
+  auto connected = peer->connect(std::move(greeting.fd), std::move(greeting.reader), deadline);
   if (!connected.ok()) {
     peer->shut(connected.error());
     return std::move(connected).error();
@@ -123,6 +140,9 @@ Result<std::shared_ptr<TransferCore>> EngineCore::submit(const std::shared_ptr<P
                                                          std::span<const Request> batch,
                                                          TransferOptions options) {
   CROSSDOCK_CHECK_OK(usable());
+  // Until the transfer is listed: shutdown() stops those that are.
+  const base::Gate::Pass pass(gate_);
+  if (!pass) return usable().error();
   if (!peer->alive()) return peer->lost_error();
   if (options.notification) CROSSDOCK_CHECK_OK(check_notification(*options.notification));
   if (in_flight_.load(std::memory_order_relaxed) >= settings_.max_pending)

@@ -10,13 +10,19 @@
 namespace crossdock::transfer::detail {
 namespace {
 
+// What ends a wait.
+struct Limits {
+  Deadline deadline;
+  int interrupt;
+};
+
 // A frame by blocking reads; `what` for messages.
-Result<wire::Frame> read_frame(int fd, wire::FrameReader& reader, Deadline deadline) {
+Result<wire::Frame> read_frame(int fd, wire::FrameReader& reader, const Limits& limits) {
   std::array<std::byte, 16 * 1024> chunk;
   while (true) {
     CROSSDOCK_TRY(frame, reader.next());
     if (frame) return *frame;
-    CROSSDOCK_TRY(got, base::recv_some(fd, chunk, deadline));
+    CROSSDOCK_TRY(got, base::recv_some(fd, chunk, limits.deadline, limits.interrupt));
     if (got == 0)
       return Error{.code = Code::kUnreachable,
                    .scope = Scope::kPeer,
@@ -29,15 +35,15 @@ Result<wire::Frame> read_frame(int fd, wire::FrameReader& reader, Deadline deadl
 }
 
 template <class M>
-Result<> write_message(int fd, const M& message, Deadline deadline) {
+Result<> write_message(int fd, const M& message, const Limits& limits) {
   CROSSDOCK_TRY(frame, wire::encode_frame(message));
-  return base::send_all(fd, frame, deadline);
+  return base::send_all(fd, frame, limits.deadline, limits.interrupt);
 }
 
 // The client's half of the authentication; returns the Welcome's frame.
 Result<wire::Frame> authenticate(int fd, wire::FrameReader& reader, const Identity& self,
-                                 const wire::Hello& hello, Deadline deadline) {
-  CROSSDOCK_TRY(first, read_frame(fd, reader, deadline));
+                                 const wire::Hello& hello, const Limits& limits) {
+  CROSSDOCK_TRY(first, read_frame(fd, reader, limits));
   if (first.type != wire::MessageType::kChallenge) {
     if (self.secret.empty() || first.type == wire::MessageType::kRefused) return first;
     return make_error(Code::kDenied,
@@ -50,18 +56,19 @@ Result<wire::Frame> authenticate(int fd, wire::FrameReader& reader, const Identi
   CROSSDOCK_TRY(challenge, wire::decode<wire::Challenge>(first.payload));
   const auto key = wire::as_bytes(self.secret);
   CROSSDOCK_TRY(proof, wire::prove(key, wire::AuthRole::kClient, hello, challenge));
-  CROSSDOCK_CHECK_OK(write_message(fd, proof, deadline));
-  CROSSDOCK_TRY(second, read_frame(fd, reader, deadline));
+  CROSSDOCK_CHECK_OK(write_message(fd, proof, limits));
+  CROSSDOCK_TRY(second, read_frame(fd, reader, limits));
   CROSSDOCK_TRY(theirs, wire::expect<wire::AuthProof>(second));
   CROSSDOCK_CHECK_OK(wire::verify(key, wire::AuthRole::kServer, hello, challenge, theirs));
-  return read_frame(fd, reader, deadline);
+  return read_frame(fd, reader, limits);
 }
 
 }  // namespace
 
 Result<Greeting> dial(const base::HostPort& address, const Identity& self,
                       const DialOptions& options, Deadline deadline) {
-  CROSSDOCK_TRY(fd, base::connect_tcp(address, deadline));
+  const Limits limits{deadline, options.interrupt};
+  CROSSDOCK_TRY(fd, base::connect_tcp(address, deadline, options.interrupt));
   CROSSDOCK_TRY(nonce, wire::random_nonce());
   const wire::Hello hello{.engine_name = self.name,
                           .instance_id = self.instance,
@@ -71,9 +78,9 @@ Result<Greeting> dial(const base::HostPort& address, const Identity& self,
                           .rail = options.rail,
                           .token = options.token,
                           .host = self.host};
-  CROSSDOCK_CHECK_OK(write_message(fd.get(), hello, deadline));
+  CROSSDOCK_CHECK_OK(write_message(fd.get(), hello, limits));
   wire::FrameReader reader;
-  CROSSDOCK_TRY(frame, authenticate(fd.get(), reader, self, hello, deadline));
+  CROSSDOCK_TRY(frame, authenticate(fd.get(), reader, self, hello, limits));
   CROSSDOCK_TRY(welcome, wire::expect<wire::Welcome>(frame));
   return Greeting{std::move(fd), std::move(reader), std::move(welcome)};
 }

@@ -35,6 +35,7 @@ struct DialOptions {
   wire::Purpose purpose = wire::Purpose::kControl;
   std::uint16_t rail = 0;
   std::uint64_t token = 0;
+  int interrupt = -1;  // readable: give up with kClosed
 };
 
 struct Greeting {

@@ -17,14 +17,17 @@ InboundSession::InboundSession(EngineCore& engine, std::shared_ptr<ControlLink> 
       peer_name_(hello.engine_name),
       peer_instance_(hello.instance_id),
       data_token_(data_token),
-      copies_itself_((hello.features & kFeatureCopiesItself) != 0 &&
-                     hello.host.boot_id == engine.identity().host.boot_id) {}
+      copies_itself_(hello.instance_id == engine.identity().instance ||
+                     ((hello.features & kFeatureCopiesItself) != 0 &&
+                      hello.host.boot_id == engine.identity().host.boot_id &&
+                      hello.host.pid_namespace == engine.identity().host.pid_namespace)) {}
 
 void InboundSession::start() {
   const auto self = shared_from_this();
   link_->hand_over([self](const wire::Frame& frame) { return self->on_frame(frame); },
                    [self](const Error& why) { self->engine_.sessions().closed(self, why); },
                    wire::kMaxFramePayload);
+  link_->keep_alive(engine_.settings().silence);
   if (const auto sent = link_->send(engine_.welcome(data_token_)); !sent.ok())
     return link_->close(sent.error());
   for (auto& frame : engine_.segment_frames())
@@ -51,6 +54,7 @@ Result<> InboundSession::on_frame(const wire::Frame& frame) {
       return {};
     case wire::MessageType::kBye: {
       CROSSDOCK_TRY(bye, wire::decode<wire::Bye>(frame.payload));
+      left_ = true;
       return make_error(Code::kClosed, fmt::format("peer '{}' left: {}", peer_name_, bye.reason));
     }
     default:
@@ -70,20 +74,49 @@ Result<> InboundSession::on_notify(const wire::Frame& frame) {
   return link_->send(wire::NotifyAck{.sequence = notify.sequence, .code = taken.code()});
 }
 
+// One at a time, so that a peer with many requests takes one turn in a row, as all others do.
 Result<> InboundSession::on_digest_request(const wire::Frame& frame) {
   CROSSDOCK_TRY(request, wire::decode<wire::DigestRequest>(frame.payload));
-  engine_.hasher().post([engine = &engine_, link = link_, request = std::move(request)] {
-    const auto digest = digest_ranges(request.ranges, engine->regions());
-    wire::DigestReply reply{.sequence = request.sequence};
-    if (digest.ok()) {
-      reply.digest = *digest;
-    } else {
-      reply.code = digest.code();
-      reply.message = digest.error().message;
-    }
-    (void)link->send(reply);
-  });
+  if (digests_.size() >= kMaxDigests)
+    return link_->send(wire::DigestReply{
+        .sequence = request.sequence,
+        .code = Code::kWouldBlock,
+        .message = fmt::format("{} checksums of this peer are waiting already", kMaxDigests)});
+  digests_.push_back(std::make_shared<wire::DigestRequest>(std::move(request)));
+  if (digests_.size() == 1) next_digest();
   return {};
+}
+
+void InboundSession::next_digest() {
+  while (!digests_.empty()) {
+    const bool posted =
+        engine_.hasher().post([self = shared_from_this(), request = digests_.front()] {
+          self->answer_digest(*request);
+          self->engine_.loop().post([self] {
+            self->digests_.pop_front();
+            self->next_digest();
+          });
+        });
+    if (posted) return;
+    (void)link_->send(wire::DigestReply{.sequence = digests_.front()->sequence,
+                                        .code = Code::kNoMemory,
+                                        .message = "there is no thread to compute it on"});
+    digests_.pop_front();
+  }
+}
+
+// Hashing thread.
+void InboundSession::answer_digest(const wire::DigestRequest& request) {
+  const auto digest = digest_ranges(request.ranges, engine_.regions(),
+                                    [this] { return ended_.load() || engine_.closing(); });
+  wire::DigestReply reply{.sequence = request.sequence};
+  if (digest.ok()) {
+    reply.digest = *digest;
+  } else {
+    reply.code = digest.code();
+    reply.message = digest.error().message;
+  }
+  (void)link_->send(reply);
 }
 
 }  // namespace crossdock::transfer::detail

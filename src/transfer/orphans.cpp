@@ -13,8 +13,11 @@ constexpr auto kLookAgain = std::chrono::milliseconds(5);
 
 void Orphans::adopt(std::optional<mem::SharedMemory> memory,
                     std::shared_ptr<mem::RegionRecord> record) {
-  // Tasks are copied, and memory has one owner.
-  auto orphan = std::make_shared<Orphan>();
+  // Tasks are copied, and memory has one owner. A task that the loop drops hands it to the engine.
+  const std::shared_ptr<Orphan> orphan(new Orphan, [this](Orphan* raw) {
+    engine_.keep_until_the_end(std::move(raw->memory));
+    delete raw;
+  });
   orphan->memory = std::move(memory);
   orphan->record = std::move(record);
   engine_.loop().post([this, orphan] {
@@ -39,7 +42,7 @@ bool Orphans::settle(Orphan& orphan) {
 
 void Orphans::abandon() {
   for (auto& orphan : orphans_)
-    if (orphan.memory) orphan.memory->disown();
+    engine_.keep_until_the_end(std::move(orphan.memory));
   orphans_.clear();
 }
 

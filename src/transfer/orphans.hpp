@@ -21,7 +21,7 @@ class Orphans {
   explicit Orphans(EngineCore& engine) : engine_(engine) {}
   // `memory` is freed when the region is.
   void adopt(std::optional<mem::SharedMemory> memory, std::shared_ptr<mem::RegionRecord> record);
-  // After the control loop has ended: memory that a peer may still write is left mapped for good.
+  // After the control loop has ended: hands what is left to the engine.
   void abandon();
 
  private:

@@ -18,7 +18,16 @@ PeerCore::PeerCore(std::shared_ptr<EngineCore> engine, std::string name, std::st
       welcome_(std::move(welcome)) {}
 
 PeerCore::~PeerCore() {
-  if (link_) link_->send_last(wire::Bye{.reason = "the peer handle was dropped"});
+  // No transfer holds this peer any more, so the Bye is true: nothing touches its memory.
+  if (!link_) return;
+  link_->send_last(wire::Bye{.reason = "the peer handle was dropped"});
+  engine_->loop().post([link = std::move(link_)] {
+    link->close(make_error(Code::kClosed, "the peer handle was dropped"));
+  });
+}
+
+bool PeerCore::forked() const noexcept {
+  return engine_->forked();
 }
 
 Result<> PeerCore::connect(base::UniqueFd fd, wire::FrameReader reader, Deadline deadline) {
@@ -34,17 +43,26 @@ Result<> PeerCore::connect(base::UniqueFd fd, wire::FrameReader reader, Deadline
         [weak](const Error& why) {
           if (const auto peer = weak.lock()) peer->on_closed(why);
         });
+    self->link_->keep_alive(self->engine_->settings().silence);
   });
   if (!posted) return make_error(Code::kClosed, "the engine is closed");
   {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, deadline.when(), [&] { return segment_known_ || lost_; }))
+    if (!changed_.wait_until(lock, deadline.when(),
+                             [&] { return segment_known_ || lost_ || interrupted_; }))
       return make_error(Code::kDeadline,
                         fmt::format("peer '{}' did not send its segment in time", name_));
     if (lost_) return *lost_;
+    if (interrupted_) return *interrupted_;
   }
   CROSSDOCK_CHECK_OK(redial(deadline));
   return cover_regions(deadline);
+}
+
+void PeerCore::interrupt(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  interrupted_ = why;
+  changed_.notify_all();
 }
 
 Error PeerCore::lost_error() const {
@@ -246,7 +264,8 @@ void PeerCore::on_closed(const Error& why) {
     if (lost_) return;
     lost_ = lost;
     alive_.store(false);
-    sets = sets_;
+    // Destroyed when their last shard is over, and the descriptor of the link with them.
+    sets.swap(sets_);
     changed_.notify_all();
   }
   regions_.wake();
@@ -261,9 +280,9 @@ void PeerCore::on_closed(const Error& why) {
                                       .payload = lost.message});
 }
 
-void PeerCore::shut(const Error& why) {
+void PeerCore::shut(const Error& why, bool quiesced) {
   if (link_) {
-    link_->send_last(wire::Bye{.reason = why.message});
+    if (quiesced) link_->send_last(wire::Bye{.reason = why.message});
     engine_->loop().run([&] { link_->close(why); });
   }
   std::array<std::shared_ptr<RailSet>, transport::kMaxTransports> sets;

@@ -30,6 +30,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   PeerCore(std::shared_ptr<EngineCore> engine, std::string name, std::string address,
            wire::Welcome welcome);
   ~PeerCore();
+  [[nodiscard]] bool forked() const noexcept;
 
   // Takes over the connection; returns when the whole segment is known and the best rails stand.
   Result<> connect(base::UniqueFd fd, wire::FrameReader reader, Deadline deadline);
@@ -65,8 +66,11 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   // Answers what the peer still owes for a transfer with `why`.
   void abandon(std::uint64_t transfer_id, const Error& why);
 
-  // Ends everything: transfers must be terminal. Idempotent; any thread but the control loop.
-  void shut(const Error& why);
+  // Makes connect() return soon.
+  void interrupt(const Error& why);
+  // Ends everything. `quiesced`: its transfers are terminal, and the peer may be told so.
+  // Idempotent; any thread but the control loop.
+  void shut(const Error& why, bool quiesced = true);
 
  private:
   struct Owed {
@@ -121,6 +125,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   std::condition_variable changed_;
   bool segment_known_ = false;
   std::optional<Error> lost_;
+  std::optional<Error> interrupted_;
   std::array<std::shared_ptr<RailSet>, transport::kMaxTransports> sets_;
   std::map<std::uint64_t, Owed> owed_;
   std::uint64_t next_sequence_ = 1;

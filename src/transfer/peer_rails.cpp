@@ -21,9 +21,12 @@ transport::PeerInfo PeerCore::info_for(const transport::Transport& transport) co
     const auto alive = engine.lock();
     if (!alive) return make_error(Code::kClosed, "the engine is closed");
     CROSSDOCK_TRY(where, base::parse_host_port(address));
-    CROSSDOCK_TRY(greeting,
-                  dial(where, alive->identity(),
-                       {.purpose = wire::Purpose::kData, .rail = lane, .token = token}, deadline));
+    CROSSDOCK_TRY(greeting, dial(where, alive->identity(),
+                                 {.purpose = wire::Purpose::kData,
+                                  .rail = lane,
+                                  .token = token,
+                                  .interrupt = alive->interrupt()},
+                                 deadline));
     return std::move(greeting.fd);
   };
   return info;
@@ -47,6 +50,7 @@ Result<std::shared_ptr<RailSet>> PeerCore::dial_set(std::size_t slot, Deadline d
   });
   set->transport = &transport;
   set->slot = slot;
+  set->link = link_->hold();
   for (std::uint32_t rail = 0; rail < transport.num_rails(); ++rail) {
     CROSSDOCK_TRY(endpoint, transport.connect(info, rail, deadline));
     set->rails.push_back(std::move(endpoint));
@@ -106,7 +110,8 @@ Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
                 set->transport->name(), set->rails.size());
   const std::lock_guard attaching(attach_mutex_);
   // The new rails know no region yet.
-  for (const auto& region : *regions_.snapshot())
+  const auto regions = regions_.snapshot();
+  for (const auto& region : *regions)
     region->attached[slot].reset();
   const std::lock_guard lock(mutex_);
   if (lost_) return *lost_;
@@ -117,7 +122,8 @@ Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
 // Shared memory may reach some regions only (the kernel forbids the rest): those go another way.
 Result<> PeerCore::cover_regions(Deadline deadline) {
   std::vector<RemoteRegionPtr> uncovered;
-  for (const auto& region : *regions_.snapshot())
+  const auto regions = regions_.snapshot();  // held: another one takes its place at any time
+  for (const auto& region : *regions)
     if (!rails_for(*region).ok()) uncovered.push_back(region);
   for (std::size_t slot = 0; slot < engine_->transports().size() && !uncovered.empty(); ++slot) {
     if (set_at(slot)) continue;

@@ -74,7 +74,8 @@ Result<> Publisher::withdraw(const std::string& name, const SegmentRecord& recor
   if (peer_to_peer()) return {};
   CROSSDOCK_TRY(entry, store_->get(key_of(name), deadline));
   if (!entry) return {};
-  // A successor may have taken the name meanwhile.
+  // A successor may have taken the name meanwhile. One that does so between this look and the
+  // removal loses its entry until it renews it.
   const auto stored = decode(entry->value);
   if (stored.ok() && stored->instance != record.instance) return {};
   return store_->remove(key_of(name), deadline);

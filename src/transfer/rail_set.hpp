@@ -15,6 +15,8 @@ namespace crossdock::transfer::detail {
 struct RailSet {
   transport::Transport* transport = nullptr;
   std::size_t slot = 0;
+  // Keeps the peer from seeing the end of the control connection before the last rail is gone.
+  std::shared_ptr<const void> link;
   std::vector<std::unique_ptr<transport::Endpoint>> rails;
   std::atomic<bool> down{false};  // a rail failed: take no new shards until dialled again
   // This engine severed the rails: their shards failed through no fault of their own.

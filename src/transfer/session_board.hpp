@@ -1,6 +1,12 @@
 // The peers that opened this engine, and the revocations under way: memory that peers were asked to
 // let go of, and who has not confirmed yet. State lives on the control loop; revoke() and wait()
-// are for any thread. SPDX-License-Identifier: Apache-2.0
+// are for any thread.
+//
+//   session ── its end seen ──> over: kPeerLost, revocations no longer wait for it
+//      └── given up by this engine, and the peer copies by itself ──> doubted ── its end seen ──>
+//      over
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>
@@ -20,7 +26,8 @@ namespace crossdock::transfer::detail {
 // One request to let go. Thread-safe.
 class Revocation {
  public:
-  // True when every peer confirmed or is gone; false when the deadline passed first.
+  // True when every peer confirmed or is gone; false when the deadline passed or the engine ended
+  // first.
   bool wait(Deadline deadline);
   // Names of the peers that still may touch the memory.
   [[nodiscard]] std::string holders() const;
@@ -30,6 +37,7 @@ class Revocation {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool started_ = false;
+  bool abandoned_ = false;  // the engine ended before anybody could be asked
   std::map<const InboundSession*, std::string> waiting_for_;
 };
 
@@ -42,10 +50,15 @@ class SessionBoard {
   void closed(const std::shared_ptr<InboundSession>& session, const Error& why);
   void acknowledged(const InboundSession& session, std::uint64_t token);
   [[nodiscard]] std::shared_ptr<InboundSession> by_token(std::uint64_t data_token) const;
-  void close_all(const Error& why);
+  // At the end of the engine. `let_go`: every peer has confirmed that it touches nothing any more.
+  void close_all(const Error& why, bool let_go);
 
-  // Any thread. To every session.
+  // To every session. One that does not take a frame is closed: it would miss what it must know.
   void broadcast(const std::vector<std::vector<std::byte>>& frames);
+
+  // Any thread. Ends the lanes of all sessions, and with them the waiting for peers that have
+  // nothing else.
+  void cut_lanes(Revocation& revocation);
   // Asks every session to let go of these regions; none named: of all.
   std::shared_ptr<Revocation> revoke(std::vector<std::uint32_t> region_ids);
   // Ends what an engine may do to our memory, and the sessions it has at the call. kDeadline names
@@ -63,13 +76,20 @@ class SessionBoard {
   void ask(const std::shared_ptr<Revocation>& revocation, const Sessions& sessions,
            std::vector<std::uint32_t> region_ids);
   void settle(Revocation& revocation, const InboundSession& session);
+  void sever_lanes(const InboundSession& session);
+  void over(const std::shared_ptr<InboundSession>& session, const Error& why);
+  [[nodiscard]] bool knows_instance(std::uint64_t instance) const;
+  void recount() { count_.store(sessions_.size() + doubted_.size()); }
   // False when no session is one of `which`.
   Result<bool> fence(const Which& which, Deadline deadline);
 
   EngineCore& engine_;
-  std::set<std::shared_ptr<InboundSession>> sessions_;                // loop thread
-  std::map<std::uint64_t, std::shared_ptr<Revocation>> revocations_;  // loop thread, by token
-  std::uint64_t next_token_ = 1;                                      // loop thread
+  // Loop thread:
+  std::set<std::shared_ptr<InboundSession>> sessions_;
+  std::set<std::shared_ptr<InboundSession>> doubted_;                 // ended, and may still copy
+  std::map<std::uint64_t, std::shared_ptr<Revocation>> revocations_;  // by token
+  std::uint64_t next_token_ = 1;
+  bool let_go_ = false;
   std::atomic<std::size_t> count_{0};
 };
 

@@ -20,6 +20,7 @@ Settings read_settings(const base::Config& config) {
       .connect_timeout = config.duration("control.connect_timeout"),
       .handshake_timeout = config.duration("control.handshake_timeout"),
       .republish = config.duration("control.renew"),
+      .silence = config.duration("control.silence"),
       .mailbox_messages = static_cast<std::uint32_t>(config.integer("control.mailbox_messages")),
       .mailbox_bytes = config.size("control.mailbox_bytes"),
       .max_handshakes = static_cast<std::uint32_t>(config.integer("control.max_handshakes")),

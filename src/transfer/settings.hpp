@@ -25,6 +25,7 @@ struct Settings {
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(5);
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(3);
   std::chrono::nanoseconds republish = std::chrono::seconds(5);
+  std::chrono::nanoseconds silence = std::chrono::seconds(30);  // of a peer that counts as lost
   std::uint32_t mailbox_messages = 65536;
   std::uint64_t mailbox_bytes = 64 << 20;  // of one; of all together that nobody asked for
   std::uint32_t max_handshakes = 256;      // unfinished at a time

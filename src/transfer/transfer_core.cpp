@@ -46,6 +46,12 @@ std::string_view to_string(State state) noexcept {
 
 namespace detail {
 
+bool TransferCore::at_rest() const noexcept {
+  return std::all_of(shards.begin(), shards.end(), [](const transport::Shard& shard) {
+    return std::atomic_ref(const_cast<std::uint32_t&>(shard.in_flight)).load() == 0;
+  });
+}
+
 void TransferCore::start() {
   self_ = shared_from_this();
   // One more than the shards, held by submit() itself: a shard that finishes inside post() must not
@@ -336,6 +342,8 @@ std::shared_ptr<TransferCore> TransferPool::acquire() {
   }
   if (!transfer) transfer = std::make_unique<TransferCore>();
   return {transfer.release(), [pool = shared_from_this()](TransferCore* raw) {
+            // In a forked child its locks may be held for ever.
+            if (raw->engine != nullptr && raw->engine->forked()) return;
             pool->give_back(std::unique_ptr<TransferCore>(raw));
           }};
 }

@@ -85,6 +85,8 @@ class TransferCore final : public transport::ShardSink,
   // Sequentially consistent with hold(): see EngineCore::retry().
   [[nodiscard]] bool stopping() const noexcept { return stop_.load(); }
   [[nodiscard]] const std::atomic<bool>* stop_flag() const noexcept { return &stop_; }
+  // Whether no rail has a shard of it.
+  [[nodiscard]] bool at_rest() const noexcept;
   // Ends the transfer; called by the stages after the data (checksum, notification) as well.
   void finish(std::optional<Error> error);
   // The hashing thread got to it; false: it was stopped meanwhile and is over.

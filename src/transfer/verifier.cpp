@@ -24,16 +24,20 @@ constexpr std::size_t kPieceBytes = 1 << 20;  // between looks at whether to go 
 std::optional<std::vector<Part>> make_parts(const TransferCore& transfer) {
   const auto& slices = transfer.slices;
   std::vector<Part> parts;
-  for (std::size_t first = 0; first < slices.size(); first += wire::kMaxDigestRanges) {
-    const std::size_t end = std::min<std::size_t>(slices.size(), first + wire::kMaxDigestRanges);
+  for (std::size_t next = 0; next < slices.size();) {
     Part part;
     wire::StreamChecksum digest;
-    for (std::size_t i = first; i < end; ++i) {
-      part.ranges.push_back({slices[i].remote, slices[i].length});
-      for (std::size_t at = 0; at < slices[i].length; at += kPieceBytes) {
+    // A slice is never larger than half of what a request may cover.
+    for (std::uint64_t bytes = 0; next < slices.size() && bytes < wire::kMaxDigestBytes / 2 &&
+                                  part.ranges.size() < wire::kMaxDigestRanges;
+         ++next) {
+      const auto& slice = slices[next];
+      part.ranges.push_back({slice.remote, slice.length});
+      for (std::size_t at = 0; at < slice.length; at += kPieceBytes) {
         if (transfer.stopping()) return std::nullopt;
-        digest.update({slices[i].local + at, std::min(kPieceBytes, slices[i].length - at)});
+        digest.update({slice.local + at, std::min(kPieceBytes, slice.length - at)});
       }
+      bytes += slice.length;
     }
     part.local = digest.digest();
     parts.push_back(std::move(part));
@@ -95,16 +99,26 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
 }
 
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
-                                    const mem::RegionTable& regions) {
+                                    const mem::RegionTable& regions,
+                                    const std::function<bool()>& stop) {
   wire::StreamChecksum digest;
   mem::Lease lease;
+  std::uint64_t left = wire::kMaxDigestBytes;
   for (const auto& range : ranges) {
     if (range.length == 0) continue;
+    if (range.length > left)
+      return invalid_argument(
+          fmt::format("a digest request covers at most {} bytes in all", wire::kMaxDigestBytes));
+    left -= range.length;
     if (!lease || !lease.region()->contains(range.addr, range.length)) {
       CROSSDOCK_TRY(held, regions.lease_inbound(range.addr, range.length, Op::kRead));
       lease = std::move(held);
     }
-    digest.update({reinterpret_cast<const std::byte*>(range.addr), range.length});
+    for (std::uint64_t done = 0; done < range.length; done += kPieceBytes) {
+      if (stop()) return make_error(Code::kClosed, "the checksum is no longer wanted");
+      digest.update({reinterpret_cast<const std::byte*>(range.addr + done),
+                     std::min<std::uint64_t>(kPieceBytes, range.length - done)});
+    }
   }
   return digest.digest();
 }

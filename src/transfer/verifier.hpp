@@ -3,6 +3,7 @@
 // does. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "transfer/transfer_core.hpp"
@@ -15,8 +16,10 @@ namespace crossdock::transfer::detail {
 void verify_transfer(const std::shared_ptr<TransferCore>& transfer);
 
 // The target's half: the digest of ranges of this engine's memory. kInvalidArgument or kDenied when
-// one is not in a region that peers may read or write.
+// one is not in a region that peers may read or write, kInvalidArgument for more than
+// wire::kMaxDigestBytes, kClosed soon after `stop()` turned true.
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
-                                    const mem::RegionTable& regions);
+                                    const mem::RegionTable& regions,
+                                    const std::function<bool()>& stop);
 
 }  // namespace crossdock::transfer::detail

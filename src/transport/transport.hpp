@@ -138,7 +138,7 @@ struct PeerInfo {
 struct InboundLane {
   base::UniqueFd fd;  // non-blocking
   std::string peer_name;
-  std::uint64_t peer_instance = 0;
+  std::uint64_t session = 0;  // of the peer with this engine: a peer may have several
   std::uint16_t lane = 0;
 };
 
@@ -194,10 +194,10 @@ class Transport {
   [[nodiscard]] virtual bool takes_lanes() const noexcept { return false; }
   // A lane that a peer dialled. The default refuses it.
   virtual Result<> accept(InboundLane lane);
-  // Ends every inbound lane of that instance and returns when none of them can touch this engine's
+  // Ends every inbound lane of that session and returns when none of them can touch this engine's
   // memory any more. False: this transport cannot prove it alone (the peer copies by itself and
   // must acknowledge or die).
-  virtual bool sever_inbound(std::uint64_t peer_instance);
+  virtual bool sever_inbound(std::uint64_t session);
   // A slice of this many bytes in a shard of one is executed inside post().
   [[nodiscard]] virtual std::uint64_t inline_bytes() const noexcept { return 0; }
 };

@@ -39,7 +39,8 @@ inline constexpr std::uint32_t kMaxMailboxBytes = 64;
 inline constexpr std::uint32_t kMaxNotifyBytes = 64 * 1024;
 inline constexpr std::uint32_t kMaxReasonBytes = 1024;  // Refused, Bye
 inline constexpr std::uint32_t kMaxDigestRanges = 8 * 1024;
-inline constexpr std::uint32_t kMaxRegionIds = 32 * 1024;  // in one RegionsRemoved or Revoke
+inline constexpr std::uint64_t kMaxDigestBytes = 2ull << 30;  // of one DigestRequest, in all
+inline constexpr std::uint32_t kMaxRegionIds = 32 * 1024;     // in one RegionsRemoved or Revoke
 
 // Numbers are part of the protocol: append only.
 enum class MessageType : std::uint16_t {

@@ -2,6 +2,7 @@
 // must neither hang nor touch, nor be touched in, memory that it was told is quiet.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <sys/mman.h>
 #include <thread>
 
 #include "base/child_process.hpp"
@@ -353,6 +354,48 @@ TEST_P(EngineProcess, AStoppedSourceHoldsTheRegionOrIsFencedOff) {
   EXPECT_EQ(released.error().scope, Scope::kPeer);
   self.child.signal(SIGCONT);
   EXPECT_TRUE(self.region.release(soon()).ok()) << "it answers now";
+}
+
+// Whether the pages are mapped: a peer that goes on would die, or write what others use now.
+bool is_mapped(void* address) {
+  unsigned char in_core = 0;
+  return ::mincore(address, 1, &in_core) == 0;
+}
+
+TEST_P(EngineProcess, CloseWithAStoppedSourceKeepsMappedWhatItMayWrite) {
+  const bool copies = std::string(GetParam()) == "shm";
+  void* address = nullptr;
+  {
+    Victim self(GetParam());
+    self.child.stop();
+    const auto begin = std::chrono::steady_clock::now();
+    const auto closed = self.engine.close(Deadline::in(300ms));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
+    // The connections of a tcp peer are cut, which is proof enough.
+    EXPECT_EQ(closed.code(), copies ? Code::kBusy : Code::kOk);
+    address = self.region.address();
+  }
+  if (copies) {
+    EXPECT_TRUE(is_mapped(address)) << "handles and engine are gone, the writer was not";
+  }
+}
+
+TEST_P(EngineProcess, CloseWithAStoppedTargetIsBounded) {
+  Initiator self(GetParam());
+  auto transfer = self.start(soon());
+  self.wait_until_moving(transfer);
+  self.child.stop();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(self.engine.close(soon()).ok()) << "nobody else uses this engine's memory";
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
+  EXPECT_TRUE(transfer::is_terminal(transfer.status().state));
+}
+
+TEST_P(EngineProcess, AStoppedPeerIsLostAfterItsSilence) {
+  Initiator self(GetParam(), {.config = {{"control.silence", "1s"}}});
+  self.child.stop();
+  EXPECT_EQ(self.peer.region("never", soon()).code(), Code::kPeerLost);
+  EXPECT_FALSE(self.peer.alive());
 }
 
 }  // namespace

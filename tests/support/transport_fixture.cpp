@@ -206,7 +206,7 @@ Result<base::UniqueFd> TransportFixture::dial(std::uint16_t lane, Deadline) {
   if (!out || !in) return errno_error(errno, "connect a TCP pair");
   transport::InboundLane inbound{.fd = std::move(in),
                                  .peer_name = initiator_->name,
-                                 .peer_instance = initiator_->instance,
+                                 .session = initiator_->instance,
                                  .lane = lane};
   CROSSDOCK_CHECK_OK(target().transport->accept(std::move(inbound)));
   return std::move(out);

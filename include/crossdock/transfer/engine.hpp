@@ -202,7 +202,10 @@ class CROSSDOCK_API Engine {
   [[nodiscard]] std::string metrics() const;
 
   // Orderly end: stops and quiesces transfers, makes peers let go of this engine's regions, removes
-  // the store entry, joins threads. After it, no memory is touched. Idempotent.
+  // the store entry, joins threads. After it, no memory is touched. Idempotent; may come beside any
+  // other call, which then returns kClosed. kBusy names peers that did not confirm and may still
+  // touch memory of this engine: keep registered memory mapped (its own stays). kInvalidArgument
+  // in a callback of this engine.
   Result<> close(Deadline deadline);
 
  private:

@@ -55,9 +55,7 @@ class FaultyTransport final : public Transport {
                                             Deadline deadline) override;
   [[nodiscard]] bool takes_lanes() const noexcept override { return inner_->takes_lanes(); }
   Result<> accept(InboundLane lane) override { return inner_->accept(std::move(lane)); }
-  bool sever_inbound(std::uint64_t peer_instance) override {
-    return inner_->sever_inbound(peer_instance);
-  }
+  bool sever_inbound(std::uint64_t session) override { return inner_->sever_inbound(session); }
   // A delayed shard is not executed inside post().
   [[nodiscard]] std::uint64_t inline_bytes() const noexcept override;
 

@@ -40,8 +40,8 @@ Result<std::unique_ptr<Endpoint>> LoopbackTransport::connect(const PeerInfo& pee
   return std::unique_ptr<Endpoint>(std::make_unique<LoopbackEndpoint>(*rails_[rail]));
 }
 
-bool LoopbackTransport::sever_inbound(std::uint64_t peer_instance) {
-  return peer_instance != instance_;
+bool LoopbackTransport::sever_inbound(std::uint64_t) {
+  return false;
 }
 
 std::uint64_t LoopbackTransport::inline_bytes() const noexcept {

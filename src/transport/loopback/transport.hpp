@@ -32,7 +32,7 @@ class LoopbackTransport final : public Transport {
   Result<std::unique_ptr<Endpoint>> connect(const PeerInfo& peer, std::uint32_t rail,
                                             Deadline deadline) override;
   // False: the endpoints of this same engine do the copying, and it must say when they stopped.
-  bool sever_inbound(std::uint64_t peer_instance) override;
+  bool sever_inbound(std::uint64_t session) override;
   [[nodiscard]] std::uint64_t inline_bytes() const noexcept override;
 
  private:

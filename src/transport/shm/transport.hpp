@@ -38,7 +38,7 @@ class ShmTransport final : public Transport {
   Result<std::unique_ptr<Endpoint>> connect(const PeerInfo& peer, std::uint32_t rail,
                                             Deadline deadline) override;
   // False: peers copy by themselves, and must say that they stopped, or die.
-  bool sever_inbound(std::uint64_t peer_instance) override;
+  bool sever_inbound(std::uint64_t session) override;
   [[nodiscard]] std::uint64_t inline_bytes() const noexcept override;
 
  private:

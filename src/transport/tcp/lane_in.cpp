@@ -25,7 +25,7 @@ constexpr std::string_view kNotMapped =
 
 LaneIn::LaneIn(LaneInInit init)
     : peer_name_(std::move(init.lane.peer_name)),
-      peer_instance_(init.lane.peer_instance),
+      session_(init.lane.session),
       lane_(init.lane.lane),
       options_(init.options),
       worker_(init.worker),

@@ -45,7 +45,7 @@ class LaneIn final : public Pollable {
  public:
   static Result<std::shared_ptr<LaneIn>> create(LaneInInit init);
 
-  [[nodiscard]] std::uint64_t peer_instance() const noexcept { return peer_instance_; }
+  [[nodiscard]] std::uint64_t session() const noexcept { return session_; }
   [[nodiscard]] bool over() const noexcept { return over_.load(); }
   // Cuts the connection; afterwards nothing is read or written for this lane. Idempotent.
   void sever();
@@ -78,7 +78,7 @@ class LaneIn final : public Pollable {
   void shut(bool reset);
 
   const std::string peer_name_;
-  const std::uint64_t peer_instance_;
+  const std::uint64_t session_;
   const std::uint16_t lane_;
   const TcpOptions options_;
   Worker* const worker_;

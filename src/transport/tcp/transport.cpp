@@ -63,13 +63,13 @@ Result<> TcpTransport::accept(InboundLane lane) {
   return {};
 }
 
-bool TcpTransport::sever_inbound(std::uint64_t peer_instance) {
+bool TcpTransport::sever_inbound(std::uint64_t session) {
   std::vector<std::shared_ptr<LaneIn>> gone;
   {
     const std::lock_guard lock(mutex_);
-    const auto keep = std::stable_partition(
-        inbound_.begin(), inbound_.end(),
-        [&](const auto& lane) { return lane->peer_instance() != peer_instance; });
+    const auto keep =
+        std::stable_partition(inbound_.begin(), inbound_.end(),
+                              [&](const auto& lane) { return lane->session() != session; });
     gone.assign(std::make_move_iterator(keep), std::make_move_iterator(inbound_.end()));
     inbound_.erase(keep, inbound_.end());
   }

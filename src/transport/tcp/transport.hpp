@@ -33,7 +33,7 @@ class TcpTransport final : public Transport {
                                             Deadline deadline) override;
   [[nodiscard]] bool takes_lanes() const noexcept override { return true; }
   Result<> accept(InboundLane lane) override;
-  bool sever_inbound(std::uint64_t peer_instance) override;
+  bool sever_inbound(std::uint64_t session) override;
 
  private:
   const TransportContext context_;

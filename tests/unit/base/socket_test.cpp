@@ -6,8 +6,10 @@
 #include <cstring>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace crossdock::base {
@@ -149,6 +151,35 @@ TEST(Socket, RunningOutOfDescriptorsIsAnErrorNotACrash) {
 TEST(Socket, AcceptWithoutAConnectionReturnsNothing) {
   const Listener listener = listen_any();
   EXPECT_FALSE(accept_tcp(listener.fd.get()).value().has_value());
+}
+
+TEST(Socket, AnInterruptCutsEveryWaitShort) {
+  const UniqueFd interrupt(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  Pair pair = connected_pair();
+  std::array<std::byte, 8> out;
+  const auto never = Deadline::in(10min);
+  EXPECT_EQ(recv_some(pair.client.get(), out, Deadline::in(10ms), interrupt.get()).code(),
+            Code::kDeadline)
+      << "not before it is raised";
+  std::thread owner([&] {
+    const std::uint64_t one = 1;
+    EXPECT_EQ(::write(interrupt.get(), &one, sizeof one), 8);
+  });
+  EXPECT_EQ(recv_some(pair.client.get(), out, never, interrupt.get()).code(), Code::kClosed);
+  owner.join();
+  EXPECT_EQ(wait_ready(pair.client.get(), POLLIN, never, interrupt.get()).code(), Code::kClosed);
+  const std::vector<std::byte> much(64 << 20);
+  EXPECT_EQ(send_all(pair.client.get(), much, never, interrupt.get()).code(), Code::kClosed);
+  // A listener whose backlog is full does not answer.
+  const Listener full = listen_tcp(HostPort{"127.0.0.1", 0}, Deadline::in(2s), 0).value();
+  std::vector<UniqueFd> queued;
+  Result<UniqueFd> last = make_error(Code::kInternal, "not tried");
+  for (int i = 0; i < 8; ++i) {
+    last = connect_tcp(full.address, never, nullptr, interrupt.get());
+    if (!last.ok()) break;
+    queued.push_back(std::move(*last));
+  }
+  EXPECT_EQ(last.code(), Code::kClosed);
 }
 
 }  // namespace

@@ -53,6 +53,12 @@ TEST(WorkerThread, NoMoreThreadsIsAnError) {
     // No stack can be mapped any more.
     const rlimit none{1 << 20, 1 << 20};
     if (::setrlimit(RLIMIT_AS, &none) != 0) ::_exit(9);
+    // Stacks of threads that have ended are used again first.
+    for (int i = 0; i < 100; ++i) {
+      auto sleeper = start_worker("sleeper", [] { ::pause(); });
+      if (!sleeper.ok()) break;
+      sleeper->detach();
+    }
     JobThread jobs("test-jobs");
     const bool posted = jobs.post([] {});
     const auto loop = EventLoop::create("test-loop");

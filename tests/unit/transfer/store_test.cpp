@@ -2,9 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/store.hpp"
 
+#include <atomic>
+#include <poll.h>
+#include <thread>
+
+#include "base/socket.hpp"
 #include "rendezvous/store_server.hpp"
 #include "support/engines.hpp"
 #include "support/temp_dir.hpp"
+#include "wire/codec.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -90,6 +96,118 @@ TEST(EngineStore, TheEntryComesBackAfterTheStoreLostIt) {
   auto target = make_engine("tcp", named("decode-0", url));
   ASSERT_TRUE(store->remove("crossdock/segment/decode-0", soon()).ok());
   EXPECT_TRUE(store->wait("crossdock/segment/decode-0", Deadline::in(5s)).ok()) << "renewed";
+}
+
+TEST(EngineStore, ATcpStoreThatRestartsHasTheEntryAgain) {
+  auto server = rendezvous::StoreServer::create({}, soon()).value();
+  const std::string url = server->url();
+  const auto where = base::parse_host_port(server->address().to_string()).value();
+  auto target = make_engine("tcp", named("decode-0", url));
+  auto source = make_engine("tcp", named("prefill-0", url));
+  const auto before = source.open("decode-0", soon());
+  ASSERT_TRUE(before.ok()) << before.error().describe();
+  server.reset();
+  EXPECT_TRUE(before->alive()) << "peers that are open need no store";
+  server = rendezvous::StoreServer::create({.address = where}, soon()).value();
+  auto store = rendezvous::open_store(url, soon()).value();
+  EXPECT_TRUE(store->wait("crossdock/segment/decode-0", soon()).ok()) << "renewed";
+  const auto again = make_engine("tcp", named("x", url)).open("decode-0", soon());
+  EXPECT_TRUE(again.ok()) << again.error().describe();
+}
+
+TEST(EngineStore, AnEngineClosesAlthoughItsStoreIsGone) {
+  auto server = rendezvous::StoreServer::create({}, soon()).value();
+  auto engine = make_engine("tcp", named("decode-0", server->url()));
+  server.reset();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(engine.close(soon()).ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+}
+
+// Something listens there that is no store: it says `answer` to everybody, or nothing.
+class NoStore {
+ public:
+  explicit NoStore(std::string answer)
+      : listener_(std::move(base::listen_tcp(base::parse_host_port("127.0.0.1:0").value(), soon()))
+                      .value()),
+        answer_(std::move(answer)),
+        thread_([this] { serve(); }) {}
+  ~NoStore() {
+    stop_ = true;
+    thread_.join();
+  }
+  [[nodiscard]] std::string address() const { return listener_.address.to_string(); }
+
+ private:
+  void serve() {
+    std::vector<base::UniqueFd> taken;
+    while (!stop_) {
+      const auto ready = base::wait_ready(listener_.fd.get(), POLLIN, Deadline::in(20ms));
+      if (!ready.ok() || !*ready) continue;
+      auto fd = base::accept_tcp(listener_.fd.get());
+      if (!fd.ok() || !fd->has_value()) continue;
+      (void)base::send_all((*fd)->get(), wire::as_bytes(answer_), soon());
+      taken.push_back(std::move(**fd));
+    }
+  }
+
+  base::Listener listener_;
+  const std::string answer_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+TEST(EngineStore, WhatIsNoStoreIsAnErrorWithinTheDeadline) {
+  const std::string page = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
+  for (const std::string& answer : {std::string(), std::string("220 mail.example ESMTP\r\n"),
+                                    std::string(5000, '\xff'), page}) {
+    NoStore there(answer);
+    for (const std::string scheme : {"tcp://", "http://"}) {
+      const auto begin = std::chrono::steady_clock::now();
+      // A web server that takes everything may pass for a store until it is asked for something.
+      auto engine = Engine::create(
+          {.name = "x",
+           .store = scheme + there.address(),
+           .config = {{"control.connect_timeout", "300ms"}, {"log.level", "error"}}});
+      const bool failed = !engine.ok() || !engine->open("decode-0", Deadline::in(300ms)).ok();
+      EXPECT_TRUE(failed) << scheme << " answers '" << answer.substr(0, 20) << "'";
+      if (engine.ok()) {
+        EXPECT_TRUE(engine->close(soon()).ok());
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
+    }
+  }
+}
+
+TEST(EngineStore, TheAdvertisedAddressIsTheOneThatPeersDial) {
+  const std::string url = "inproc://engine-store-advertise";
+  std::string port;
+  {
+    const auto address = make_engine("tcp").address();
+    port = address.substr(address.rfind(':'));
+  }
+  auto options = named("decode-0", url);
+  options.listen = "0.0.0.0" + port;
+  options.advertise = "localhost" + port;
+  auto target = make_engine("tcp", options);
+  EXPECT_EQ(target.address(), "localhost" + port);
+  auto store = rendezvous::open_store(url, soon()).value();
+  const auto entry = store->get("crossdock/segment/decode-0", soon()).value().value();
+  EXPECT_NE(entry.value.find("localhost" + port), std::string::npos);
+  EXPECT_EQ(entry.value.find("0.0.0.0"), std::string::npos);
+  auto source = make_engine("tcp", named("prefill-0", url));
+  const auto peer = source.open("decode-0", soon());
+  ASSERT_TRUE(peer.ok()) << peer.error().describe();
+  EXPECT_EQ(peer->instance(), target.instance());
+
+  // The other way round: nobody listens where it says, and that is what peers are told.
+  options.name = "decode-1";
+  options.listen = {};
+  options.advertise = "127.0.0.1:1";
+  auto lost = make_engine("tcp", options);
+  const auto refused = source.open("decode-1", soon());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("127.0.0.1:1"), std::string::npos);
 }
 
 }  // namespace
