@@ -3,52 +3,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include "ep_rig.hpp"
+#include "ep_rounds.hpp"
 
 namespace crossdock::testing {
 namespace {
-
-// Rounds of dispatch, experts, combine in alternating slots, all queued at once.
-struct Rounds {
-  static constexpr u32 kRounds = 4;
-  const EpCase c;
-  EpRig rig;
-  std::vector<u8*> outputs;  // [round][rank]
-
-  explicit Rounds(const EpCase& of, bool table = false) : c(of), rig(of, table) {
-    for (u32 round = 0; round < kRounds; ++round)
-      for (u32 rank = 0; rank < c.world; ++rank)
-        outputs.push_back(rig.ranks().local<u8>(rank, u64{c.max_tokens} * c.combine_bytes + 16));
-  }
-  void launch(u32 rank, u32 parts_per_ticket) {
-    for (u32 round = 0; round < kRounds; ++round) {
-      rig.launch<kPlain>(rank, round);
-      rig.launch_experts(rank, round, round);
-      if (parts_per_ticket != 0) rig.combined(rank, round).parts.per_ticket = parts_per_ticket;
-      rig.launch_combine<kPull>(rank, round, outputs[round * c.world + rank]);
-    }
-  }
-  void run_and_check(u32 seed, u32 parts_per_ticket) {
-    std::vector<EpInputs> inputs;
-    for (u32 turn = 0; turn < EpRig::kTurns; ++turn) {
-      inputs.emplace_back(c, seed * EpRig::kTurns + turn);
-      rig.load(inputs[turn], turn);
-    }
-    for (u32 rank = 0; rank < c.world; ++rank)
-      launch(rank, parts_per_ticket);
-    ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
-    for (u32 round = 0; round < kRounds; ++round)
-      for (u32 rank = 0; rank < c.world; ++rank) {
-        const EpReference reference(c, inputs[round % EpRig::kTurns]);
-        ASSERT_NO_FATAL_FAILURE(
-            reference.check_combined(rank, outputs[round * c.world + rank], round))
-            << "seed " << seed;
-        if (round < kRounds - EpRig::kTurns) continue;
-        ASSERT_NO_FATAL_FAILURE(
-            reference.check_weights(rank, rig.combined(rank, round).output.weights));
-      }
-  }
-};
 
 void combine_under_all_seeds(const EpCase& c, u32 parts_per_ticket = 0, bool table = false) {
   SCOPED_TRACE("world " + std::to_string(c.world) + " row " + std::to_string(c.combine_bytes));

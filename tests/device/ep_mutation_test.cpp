@@ -1,0 +1,187 @@
+// Planted bugs in dispatch and combine: the same kernels with one piece of their synchronisation
+// left out. Each has to be found within a few seeds, and without a bug all seeds have to pass. The
+// pieces are functions of the vocabulary; the kernels are compiled here with functions in their
+// place that leave the piece out when told to.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <crossdock/comm/counter.cuh>
+#include <crossdock/comm/epoch.cuh>
+#include <crossdock/comm/tagged_word.cuh>
+#include <crossdock/ptx/bulk.cuh>
+#include <crossdock/ptx/convert.cuh>
+
+#include "twin/sanitizer.hpp"
+
+namespace crossdock::testing {
+
+enum class EpBug {
+  kNone,
+  kArrivalNotReleased,  // rows announced before they can be seen
+  kNoBulkWait,          // rows announced before they are written
+  kNoBulkWaitRead,      // a stage loaded while it is still being stored
+  kNoSyncWarp,          // what one lane has acquired or written, used by others
+  kRoutesNotReleased,   // routes published before they can be seen
+  kNoSharedProxyFence,  // the cast's result stored before the async proxy sees it
+  kNoStageWait,         // a stage used before it has landed
+};
+inline EpBug g_bug = EpBug::kNone;
+
+}  // namespace crossdock::testing
+
+namespace crossdock::device {
+
+using testing::EpBug;
+inline bool left_out(EpBug bug) {
+  return testing::g_bug == bug;
+}
+
+inline void maybe_signal_counter(u32* counter, u32 n) {
+  if (left_out(EpBug::kArrivalNotReleased)) return ptx::red_add_relaxed_sys(counter, n);
+  signal_counter(counter, n);
+}
+inline bool maybe_wait_stage(const LaunchCommon& c, ptx::MBarrier* barrier, u32 parity) {
+  return left_out(EpBug::kNoStageWait) || wait_stage(c, barrier, parity);
+}
+
+namespace ptx {
+template <u32 kPending>
+void maybe_bulk_wait() {
+  if (!left_out(EpBug::kNoBulkWait)) bulk_wait<kPending>();
+}
+template <u32 kPending>
+void maybe_bulk_wait_read() {
+  if (!left_out(EpBug::kNoBulkWaitRead)) bulk_wait_read<kPending>();
+}
+inline void maybe_sync_warp(u32 mask) {
+  if (!left_out(EpBug::kNoSyncWarp)) sync_warp(mask);
+}
+inline void maybe_st_release_gpu(u32* p, u32 v) {
+  if (left_out(EpBug::kRoutesNotReleased)) return st_relaxed_gpu(p, v);
+  st_release_gpu(p, v);
+}
+inline void maybe_fence_proxy_async_shared() {
+  if (!left_out(EpBug::kNoSharedProxyFence)) fence_proxy_async_shared();
+}
+}  // namespace ptx
+}  // namespace crossdock::device
+
+#define signal_counter maybe_signal_counter
+#define wait_stage maybe_wait_stage
+#define bulk_wait maybe_bulk_wait
+#define bulk_wait_read maybe_bulk_wait_read
+#define sync_warp maybe_sync_warp
+#define st_release_gpu maybe_st_release_gpu
+#define fence_proxy_async_shared maybe_fence_proxy_async_shared
+#include "ep_rounds.hpp"
+#undef signal_counter
+#undef wait_stage
+#undef bulk_wait
+#undef bulk_wait_read
+#undef sync_warp
+#undef st_release_gpu
+#undef fence_proxy_async_shared
+
+namespace crossdock::testing {
+namespace {
+
+// A consumer in the stream of the rank: what it reads is what dispatch has delivered. One block.
+struct EpReaderParams {
+  const u8* block;
+  u8* copy;
+  u64 bytes;
+};
+void reader(const EpReaderParams& p) {
+  for (u64 i = thread_index(); i < p.bytes / 4; i += block_size())
+    ptx::st_weak(reinterpret_cast<u32*>(p.copy) + i,
+                 ptx::ld_weak(reinterpret_cast<const u32*>(p.block) + i));
+}
+
+template <EpDispatchConfig kConfig>
+void dispatch_and_read(const EpCase& c, u64 seed) {
+  EpRig rig(c);
+  const EpInputs inputs(c, static_cast<u32>(seed));
+  rig.load(inputs, 0);
+  std::vector<u8*> copies;
+  const u64 bytes = c.output().bytes;
+  for (u32 rank = 0; rank < c.world; ++rank) {
+    rig.launch<kConfig>(rank, 0);
+    copies.push_back(rig.ranks().local<u8>(rank, bytes));
+    rig.ranks().launch(rank, {1, 64, 0, "reader"}, reader,
+                       EpReaderParams{rig.output(rank, 0), copies[rank], bytes});
+  }
+  ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
+  for (u32 rank = 0; rank < c.world; ++rank) {
+    EpDelivered got = rig.delivered(rank, 0);
+    got.block = copies[rank];
+    ASSERT_NO_FATAL_FAILURE(EpReference(c, inputs).check(rank, got));
+  }
+}
+void plain_dispatch(u64 seed) {
+  dispatch_and_read<kPlain>({.world = 3, .max_tokens = 40, .row_bytes = 64}, seed);
+}
+void cast_dispatch(u64 seed) {
+  dispatch_and_read<kCast>({.world = 2, .max_tokens = 14, .row_bytes = 512, .cast = true}, seed);
+}
+void rounds(u64 seed) {
+  Rounds r({.world = 3, .max_tokens = 12, .row_bytes = 16});
+  r.run_and_check(static_cast<u32>(seed), 0);
+}
+
+using Scenario = void (*)(u64 seed);
+// The first failure of a run, or nothing.
+std::string failure_of(Scenario run, EpBug bug, u64 seed) {
+  ::testing::TestPartResultArray results;
+  {
+    const ::testing::ScopedFakeTestPartResultReporter reporter(
+        ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &results);
+    g_bug = bug;
+    run(seed);
+    g_bug = EpBug::kNone;
+  }
+  for (int i = 0; i < results.size(); ++i)
+    if (results.GetTestPartResult(i).failed()) return results.GetTestPartResult(i).message();
+  return {};
+}
+
+struct Planted {
+  const char* name;
+  EpBug bug;
+  Scenario run;
+};
+class EpMutation : public ::testing::TestWithParam<Planted> {};
+
+TEST_P(EpMutation, IsFoundWithinThirtyTwoSeeds) {
+  if (twin::kTsan) GTEST_SKIP() << "TSan takes the place of the weak-memory model";
+  const Planted planted = GetParam();
+  for (u64 seed = 1; seed <= 32; ++seed) {
+    const std::string failure = failure_of(planted.run, planted.bug, seed);
+    if (failure.empty()) continue;
+    std::printf("  %s: seed %llu: %s\n", planted.name, static_cast<unsigned long long>(seed),
+                failure.substr(0, 120).c_str());
+    return;
+  }
+  FAIL() << planted.name << " was not found";
+}
+INSTANTIATE_TEST_SUITE_P(
+    Bugs, EpMutation,
+    ::testing::Values(Planted{"arrival_not_released", EpBug::kArrivalNotReleased, plain_dispatch},
+                      Planted{"no_bulk_wait", EpBug::kNoBulkWait, plain_dispatch},
+                      Planted{"no_bulk_wait_read", EpBug::kNoBulkWaitRead, plain_dispatch},
+                      Planted{"no_sync_warp", EpBug::kNoSyncWarp, plain_dispatch},
+                      Planted{"routes_not_released", EpBug::kRoutesNotReleased, plain_dispatch},
+                      Planted{"no_stage_wait", EpBug::kNoStageWait, plain_dispatch},
+                      Planted{"no_shared_proxy_fence", EpBug::kNoSharedProxyFence, cast_dispatch},
+                      Planted{"no_stage_wait_in_combine", EpBug::kNoStageWait, rounds}),
+    [](const auto& given) { return std::string(given.param.name); });
+
+TEST(EpMutationControl, WithoutABugAllSeedsPass) {
+  for (const Scenario run : {plain_dispatch, cast_dispatch, rounds})
+    for (u64 seed = 1; seed <= 16; ++seed)
+      ASSERT_EQ(failure_of(run, EpBug::kNone, seed), "") << "seed " << seed;
+}
+
+}  // namespace
+}  // namespace crossdock::testing
