@@ -187,6 +187,8 @@ void EngineCore::on_data_lane(const std::shared_ptr<ControlLink>& link, const wi
     (void)link->send(refused);
     return link->close(make_error(refused.code, refused.message));
   }
+  for (const auto& transport : transports_)
+    transport->retire_lane(hello.token, hello.rail);
   if (const auto sent = link->send(welcome(hello.token)); !sent.ok())
     return link->close(sent.error());
   auto fd = link->detach();

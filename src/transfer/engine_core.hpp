@@ -95,8 +95,10 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   Result<std::shared_ptr<TransferCore>> submit(const std::shared_ptr<PeerCore>& peer,
                                                std::span<const Request> batch,
                                                TransferOptions options);
-  // Takes a failed shard for another try, or for its end once the peer lets go of a rail that was
-  // cut; false when there shall be none.
+  // Takes a shard of a stopped transfer whose rail was cut, to end it once the peer has let go of
+  // that rail, or `transfer.quiesce_grace` after the cut; false when there is nothing to wait for.
+  bool confirm_cut(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
+  // Takes a failed shard for another try; false when there shall be none.
   bool retry(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
   // When a transfer with this deadline is terminal at the latest.
   [[nodiscard]] Deadline quiesced_by(Deadline deadline) const;

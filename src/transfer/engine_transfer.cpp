@@ -241,6 +241,31 @@ void EngineCore::redial_and_repost(const std::shared_ptr<TransferCore>& transfer
   post_shard(*transfer, shard, *next);
 }
 
+// The reset of a cut lane is on its way while the shard ends here, and what the peer received
+// before it may still be put in place. A lane dialled anew is welcomed only after the old one has
+// ended.
+bool EngineCore::confirm_cut(TransferCore& transfer, transport::Shard& shard,
+                             const Error& error) noexcept {
+  const auto& cut = *static_cast<RailSet*>(shard.owner);
+  if (!cut.cut.load() || !cut.transport->takes_lanes() || !transfer.peer->alive()) return false;
+  const std::chrono::nanoseconds passed(base::now_ns() - cut.cut_ns.load());
+  const auto until = Deadline::in(settings_.quiesce_grace - passed);
+  const auto set = transfer.set_of(shard);
+  if (until.passed() || !set) return false;
+  const auto keep = transfer.shared_from_this();
+  transfer.await_cut(shard);
+  loop_->post([this, keep, &shard, error, until] {
+    loop_->call_at(until, [keep, &shard, error] { keep->give_up_cut(shard, error); });
+  });
+  const bool taken =
+      dials_.post(transfer.peer.get(), [keep, &shard, error, set, until](bool go_on) {
+        if (go_on && !until.passed()) (void)keep->peer->redial(*set, until);
+        keep->give_up_cut(shard, error);
+      });
+  if (!taken) transfer.give_up_cut(shard, error);
+  return true;
+}
+
 Deadline EngineCore::quiesced_by(Deadline deadline) const {
   const auto margin = 2 * settings_.quiesce_grace + std::chrono::seconds(2);
   return Deadline::at(deadline.when() +

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/futex.hpp"
 #include "transport/transport.hpp"
 
@@ -21,6 +22,7 @@ struct RailSet {
   std::atomic<bool> down{false};  // a rail failed: take no new shards until dialled again
   // This engine severed the rails: their shards failed through no fault of their own.
   std::atomic<bool> cut{false};
+  std::atomic<std::uint64_t> cut_ns{0};     // when, by base::now_ns()
   std::atomic<std::uint32_t> in_flight{0};  // shards on the rails; futex word of wait_empty()
 
   // The rail with the fewest bytes waiting, not `except` unless it is the only one.
@@ -46,9 +48,14 @@ struct RailSet {
     }
     return true;
   }
-  void sever(const Error& why) {
+  void mark_cut() noexcept {
+    std::uint64_t never = 0;
+    cut_ns.compare_exchange_strong(never, base::now_ns());
     cut.store(true);
     down.store(true);
+  }
+  void sever(const Error& why) {
+    mark_cut();
     for (const auto& rail : rails)
       rail->sever(why);
   }

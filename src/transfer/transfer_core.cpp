@@ -48,7 +48,7 @@ namespace detail {
 
 bool TransferCore::at_rest() const noexcept {
   return std::all_of(shards.begin(), shards.end(), [](const transport::Shard& shard) {
-    return std::atomic_ref(const_cast<std::uint32_t&>(shard.in_flight)).load() == 0;
+    return std::atomic_ref(const_cast<std::uint32_t&>(shard.in_flight)).load() != kOnRail;
   });
 }
 
@@ -118,8 +118,7 @@ void TransferCore::sever_rails(const Error& why) {
       .message = fmt::format("a rail to peer '{}' was cut: {}", peer->name(), why.message)};
   for (const auto& ride : rides())
     if (ride.rail != nullptr && std::atomic_ref(ride.shard->in_flight).load() == kOnRail) {
-      ride.set->cut.store(true);
-      ride.set->down.store(true);
+      ride.set->mark_cut();
       ride.rail->sever(cut);
     }
   peer->abandon(id, why);
@@ -136,8 +135,9 @@ void TransferCore::shard_finished(transport::Shard& shard, const Error* error) n
   if (!std::atomic_ref(shard.in_flight).compare_exchange_strong(on_rail, kNowhere)) return;
   static_cast<RailSet*>(shard.owner)->leave();
   if (error == nullptr) return shard_over();
-  if (!stopping() && engine->retry(*this, shard, *error)) return;
-  give_up(*error);
+  const bool taken =
+      stopping() ? engine->confirm_cut(*this, shard, *error) : engine->retry(*this, shard, *error);
+  if (!taken) give_up(*error);
 }
 
 void TransferCore::give_up(const Error& error) noexcept {
@@ -157,6 +157,15 @@ bool TransferCore::take_held(transport::Shard& shard) noexcept {
   if (!std::atomic_ref(shard.in_flight).compare_exchange_strong(held, kNowhere)) return false;
   held_.fetch_sub(1);
   return true;
+}
+
+void TransferCore::await_cut(transport::Shard& shard) noexcept {
+  std::atomic_ref(shard.in_flight).store(kCut);
+}
+
+void TransferCore::give_up_cut(transport::Shard& shard, const Error& error) noexcept {
+  std::uint32_t cut = kCut;
+  if (std::atomic_ref(shard.in_flight).compare_exchange_strong(cut, kNowhere)) give_up(error);
 }
 
 void TransferCore::give_up_held(transport::Shard& shard, const Error& error) noexcept {

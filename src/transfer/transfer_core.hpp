@@ -63,6 +63,10 @@ class TransferCore final : public transport::ShardSink,
   void hold(transport::Shard& shard) noexcept;
   bool take_held(transport::Shard& shard) noexcept;
   void give_up_held(transport::Shard& shard, const Error& error) noexcept;
+  // A shard whose rail was cut and whose peer shall say that nothing of it arrives any more.
+  // give_up_cut() counts once, whoever comes first.
+  void await_cut(transport::Shard& shard) noexcept;
+  void give_up_cut(transport::Shard& shard, const Error& error) noexcept;
   // Progress that was reported for slices which are copied again.
   void take_back(std::uint64_t bytes) noexcept { bytes_done_.fetch_sub(bytes); }
   // Null once the transfer is over.
@@ -110,7 +114,7 @@ class TransferCore final : public transport::ShardSink,
 
  private:
   // Shard::in_flight.
-  enum Where : std::uint32_t { kNowhere = 0, kOnRail = 1, kHeld = 2 };
+  enum Where : std::uint32_t { kNowhere = 0, kOnRail = 1, kHeld = 2, kCut = 3 };
   void shard_over() noexcept;
   void give_up_all_held() noexcept;
   void complete();

@@ -198,6 +198,10 @@ class Transport {
   // memory any more. False: this transport cannot prove it alone (the peer copies by itself and
   // must acknowledge or die).
   virtual bool sever_inbound(std::uint64_t session);
+  // A peer is about to be welcomed on a lane of this number: ends the one it had before and returns
+  // when that can touch this engine's memory no more. So a welcome tells the peer that nothing it
+  // sent on the old lane will still arrive.
+  virtual void retire_lane(std::uint64_t /*session*/, std::uint16_t /*lane*/) {}
   // A slice of this many bytes in a shard of one is executed inside post().
   [[nodiscard]] virtual std::uint64_t inline_bytes() const noexcept { return 0; }
 };

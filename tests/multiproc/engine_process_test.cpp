@@ -181,6 +181,23 @@ TEST_P(EngineProcess, APeerThatWentOnIsReachedByTheSameHandle) {
   }
 }
 
+// A transfer whose rails were cut ends when the peer has let go of them, if it answers: here it
+// goes on just after the cut.
+TEST(EngineProcessOnce, ACutIsConfirmedByAPeerThatAnswers) {
+  Initiator self("tcp", {.config = {{"transfer.quiesce_grace", "5s"}}});
+  self.child.stop();
+  auto transfer = self.start(Deadline::in(50ms));
+  const auto until = soon();
+  while (!self.peer.transport().empty() && !until.passed())
+    std::this_thread::yield();
+  ASSERT_TRUE(self.peer.transport().empty()) << "the rails are cut";
+  self.child.signal(SIGCONT);
+  EXPECT_EQ(transfer.wait(soon()).code(), Code::kDeadline);
+  ASSERT_TRUE(transfer::is_terminal(transfer.status().state));
+  EXPECT_EQ(self.peer.transport(), "tcp") << "the new lanes stand before the transfer ends";
+  EXPECT_EQ(self.engine.metrics().find("crossdock_redials_total 0\n"), std::string::npos);
+}
+
 TEST_P(EngineProcess, AReadFromAStoppedPeerEndsAndStaysEnded) {
   Initiator self(GetParam());
   auto warm = self.start(soon(), 1);

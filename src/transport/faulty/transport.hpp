@@ -56,6 +56,9 @@ class FaultyTransport final : public Transport {
   [[nodiscard]] bool takes_lanes() const noexcept override { return inner_->takes_lanes(); }
   Result<> accept(InboundLane lane) override { return inner_->accept(std::move(lane)); }
   bool sever_inbound(std::uint64_t session) override { return inner_->sever_inbound(session); }
+  void retire_lane(std::uint64_t session, std::uint16_t lane) override {
+    inner_->retire_lane(session, lane);
+  }
   // A delayed shard is not executed inside post().
   [[nodiscard]] std::uint64_t inline_bytes() const noexcept override;
 

@@ -46,6 +46,7 @@ class LaneIn final : public Pollable {
   static Result<std::shared_ptr<LaneIn>> create(LaneInInit init);
 
   [[nodiscard]] std::uint64_t session() const noexcept { return session_; }
+  [[nodiscard]] std::uint16_t lane() const noexcept { return lane_; }
   [[nodiscard]] bool over() const noexcept { return over_.load(); }
   // Cuts the connection; afterwards nothing is read or written for this lane. Idempotent.
   void sever();

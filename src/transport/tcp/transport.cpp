@@ -63,20 +63,28 @@ Result<> TcpTransport::accept(InboundLane lane) {
   return {};
 }
 
-bool TcpTransport::sever_inbound(std::uint64_t session) {
+template <class Which>
+void TcpTransport::sever_those(Which&& which) {
   std::vector<std::shared_ptr<LaneIn>> gone;
   {
     const std::lock_guard lock(mutex_);
-    const auto keep =
-        std::stable_partition(inbound_.begin(), inbound_.end(),
-                              [&](const auto& lane) { return lane->session() != session; });
+    const auto keep = std::stable_partition(inbound_.begin(), inbound_.end(),
+                                            [&](const auto& lane) { return !which(*lane); });
     gone.assign(std::make_move_iterator(keep), std::make_move_iterator(inbound_.end()));
     inbound_.erase(keep, inbound_.end());
   }
   // Each waits for the turn that its lane is in; after the last one the memory is untouched.
   for (const auto& lane : gone)
     lane->sever();
+}
+
+bool TcpTransport::sever_inbound(std::uint64_t session) {
+  sever_those([&](const LaneIn& lane) { return lane.session() == session; });
   return true;
+}
+
+void TcpTransport::retire_lane(std::uint64_t session, std::uint16_t lane) {
+  sever_those([&](const LaneIn& old) { return old.session() == session && old.lane() == lane; });
 }
 
 }  // namespace tcp

@@ -34,8 +34,12 @@ class TcpTransport final : public Transport {
   [[nodiscard]] bool takes_lanes() const noexcept override { return true; }
   Result<> accept(InboundLane lane) override;
   bool sever_inbound(std::uint64_t session) override;
+  void retire_lane(std::uint64_t session, std::uint16_t lane) override;
 
  private:
+  // Ends the inbound lanes that `which` names.
+  template <class Which>
+  void sever_those(Which&& which);
   const TransportContext context_;
   const TcpOptions options_;
   base::Logger log_;

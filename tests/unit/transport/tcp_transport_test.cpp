@@ -191,6 +191,36 @@ TEST_F(TcpTransportTest, SeverInboundEndsTheLanesOfOneInstance) {
   }));
 }
 
+// What was sent on a lane must not arrive once its successor is welcomed.
+TEST_F(TcpTransportTest, RetireLaneEndsTheLaneOfThatNumberOnly) {
+  make();
+  std::vector<std::byte> source(64 << 10), target(64 << 10);
+  expose(*b_, target);
+  auto old = connect(*a_, *b_, 0, 1);
+  auto next = connect(*a_, *b_, 1, 1);
+  auto other = connect(*a_, *b_, 0, 77);
+  b_->transport->retire_lane(1, 0);
+  b_->transport->retire_lane(5, 0);  // nobody
+  for (auto* endpoint : {next.get(), other.get()}) {
+    WaitingSink sink;
+    OwnedShard fine;
+    fine.add(source.data(), target.data(), source.size());
+    ASSERT_TRUE(endpoint->post(fine.make(Op::kWrite, sink)).ok());
+    ASSERT_TRUE(sink.wait(1));
+    EXPECT_FALSE(sink.error(0));
+  }
+  WaitingSink sink;
+  OwnedShard lost;
+  lost.add(source.data(), target.data(), source.size());
+  const auto posted = old->post(lost.make(Op::kWrite, sink));
+  if (!posted.ok()) {
+    EXPECT_EQ(posted.code(), Code::kPeerLost);
+  } else {
+    ASSERT_TRUE(sink.wait(1));
+    EXPECT_EQ(sink.error(0)->code, Code::kPeerLost);
+  }
+}
+
 // A thousand connections come and go without leaving descriptors behind.
 TEST_F(TcpTransportTest, ReconnectingLeaksNoDescriptor) {
   make();
