@@ -128,7 +128,9 @@ struct EpDispatchWarp {
     pool_left = false;
     return true;
   }
+  // The load first: the route is needed only when the row is here.
   CROSSDOCK_DEVICE bool load_pooled(u32 of_block, u32 token) {
+    load(b.p.tokens.first(of_block) + token);
     bool routed = true;
     if (lane == 0) {
       const u32* word = &b.p.state->routed[of_block];
@@ -145,7 +147,6 @@ struct EpDispatchWarp {
       const U32x2 word = ptx::ld_weak(reinterpret_cast<const U32x2*>(route));
       target = EpRoute{word.x, word.y}.row_of(token % kWarpSize);
     }
-    load(b.p.tokens.first(of_block) + token);
     stage_row((loaded - 1) % kConfig.stages) = target;
     return true;
   }
