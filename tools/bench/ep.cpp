@@ -78,7 +78,7 @@ Result<> measure(const EpBench& options, FigureReport& report) {
   for (const std::uint32_t tokens : options.tokens)
     for (const std::uint32_t sms : options.sms)
       CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, sms, report.figures));
-  report.facts.emplace_back("results", "right");
+  report.facts.emplace_back("data", "right");
   return {};
 }
 
@@ -91,7 +91,7 @@ Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
   const symm::GroupOptions ranks{.world = world, .backend = symm::Backend::kCpu};
   CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, 40, 2));
   CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
-  report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"results", "right"}};
+  report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"data", "right"}};
   return {};
 }
 

@@ -18,7 +18,8 @@ struct AllGatherOptions {
 };
 
 // Every rank gets the counts of every rank. The same number of launches, with the same num_counts,
-// on every rank of the world.
+// on every rank of the world. One object for an area of words: each counts its own epochs, and two
+// over the same words would see each other's.
 class AllGatherCounts {
  public:
   // `layout`: from device::add_all_gather_counts.
