@@ -81,7 +81,7 @@ Result<> Core::prepare_kernels(Deadline deadline) {
                                .shared_bytes = device::ep_combine_shared(combine).bytes};
   CROSSDOCK_TRY(kernel, launcher_->prepare(combine_kernel(), block, deadline));
   combine_.emplace(std::move(kernel));
-  return {};
+  return options_.expert_alignment == 0 ? Result<>() : prepare_grouping(deadline);
 }
 
 Result<Slot> Core::make_slot(symm::Rank& rank) {
@@ -97,6 +97,7 @@ Result<Slot> Core::make_slot(symm::Rank& rank) {
   slot.expert_counts = std::move(counts);
   slot.host_rows = std::move(host_rows);
   slot.host_experts = std::move(host_experts);
+  if (options_.expert_alignment != 0) CROSSDOCK_CHECK_OK(add_grouping(rank, slot));
   return slot;
 }
 

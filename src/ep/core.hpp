@@ -26,6 +26,9 @@ struct Slot {
   symm::LocalMemory expert_counts;
   symm::HostMemory host_rows;
   symm::HostMemory host_experts;
+  symm::LocalMemory offsets;  // of the grouping; the rest if it is wanted at all
+  symm::LocalMemory places;
+  symm::LocalMemory positions;
   bool held = false;
 };
 
@@ -52,6 +55,13 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Result<Handle> dispatch(u32 rank, const Tokens& tokens, StreamPtr stream);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream);
+  Result<Grouped> group_rows(const Handle& handle, StreamPtr stream);
+  struct ByPlace {
+    const void* rows;
+    u64 stride;
+    bool weighted;
+  };
+  Result<> reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream);
   void release(u32 rank, u32 slot) noexcept;
   Result<Statistics> statistics(u32 rank, Deadline deadline) const;
   Result<> reset(Deadline deadline);
@@ -74,12 +84,17 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> prepare_kernels(Deadline deadline);
   Result<> prepare_variant(const DispatchShape& shape, Deadline deadline);
   Result<> prepare_rank(u32 rank);
+  Result<> prepare_grouping(Deadline deadline);
   Result<Slot> make_slot(symm::Rank& rank);
+  Result<> add_grouping(symm::Rank& rank, Slot& slot) const;
+  Result<Slot*> grouped_slot(const Handle& handle, const char* call);
   Result<RankState*> find(u32 rank);
   Result<> check_tokens(const Tokens& tokens) const;
   Result<const Variant*> choose(const Tokens& tokens, u32 groups) const;
   [[nodiscard]] DispatchShape shape_of(u32 row_bytes, bool cast, u32 groups) const;
   Result<u32> take_slot(RankState& state) const;
+  [[nodiscard]] u64 most_places() const;
+  [[nodiscard]] device::EpArrived arrived_of(const Handle& handle) const;
   [[nodiscard]] device::EpOutputLayout output_of(const Tokens& tokens) const;
 
   Options options_;
@@ -92,6 +107,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Launcher> launcher_;
   std::vector<Variant> variants_;
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
+  std::optional<symm::Prepared<device::EpGroupRowsParams>> group_rows_;
+  std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::vector<RankState> ranks_;
 };
 

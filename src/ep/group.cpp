@@ -78,6 +78,13 @@ const Sizes& Group::memory() const noexcept {
 Result<Handle> Group::dispatch(std::uint32_t rank, const Tokens& tokens, StreamPtr stream) {
   return core_->dispatch(rank, tokens, stream);
 }
+Result<Grouped> Group::group_rows(const Handle& handle, StreamPtr stream) {
+  return core_->group_rows(handle, stream);
+}
+Result<> Group::reduce_rows(const Handle& handle, const void* by_place, std::uint64_t stride,
+                            bool weighted, StreamPtr stream) {
+  return core_->reduce_rows(handle, {by_place, stride, weighted}, stream);
+}
 Result<> Group::combine(const Handle& handle, const Combined& combined, StreamPtr stream) {
   return core_->combine(handle, combined, stream);
 }

@@ -9,6 +9,8 @@
 
 #include <crossdock/kernel/ep_combine.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
+#include <crossdock/kernel/ep_group_rows.cuh>
+#include <crossdock/kernel/ep_reduce_rows.cuh>
 
 namespace crossdock::ep {
 
@@ -98,6 +100,19 @@ KernelRef<EpCombineParams> combine_kernel() {
                                &kernel::ep_combine<kCombine>, Member{"warps", &C::warps},
                                Member{"stages", &C::stages},
                                Member{"stage_bytes", &C::stage_bytes});
+}
+
+KernelRef<EpGroupRowsParams> group_rows_kernel() {
+  using C = EpGroupRowsConfig;
+  constexpr C kConfig{.threads = kGroupThreads};
+  return make_kernel<kConfig>(KernelId::kEpGroupRows, "ep_group_rows", "EpGroupRowsConfig",
+                              &kernel::ep_group_rows<kConfig>, Member{"threads", &C::threads});
+}
+KernelRef<EpReduceRowsParams> reduce_rows_kernel() {
+  using C = EpReduceRowsConfig;
+  constexpr C kConfig{.warps = kReduceWarps};
+  return make_kernel<kConfig>(KernelId::kEpReduceRows, "ep_reduce_rows", "EpReduceRowsConfig",
+                              &kernel::ep_reduce_rows<kConfig>, Member{"warps", &C::warps});
 }
 
 }  // namespace crossdock::ep

@@ -8,6 +8,7 @@
 #include <crossdock/core/result.hpp>
 #include <crossdock/layout/ep_combine.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/layout/ep_grouping.cuh>
 
 #include "symm/kernel.hpp"
 
@@ -41,5 +42,10 @@ Result<symm::KernelRef<device::EpDispatchParams>> dispatch_kernel(
 
 device::EpCombineConfig combine_variant();
 symm::KernelRef<device::EpCombineParams> combine_kernel();
+
+inline constexpr device::u32 kGroupThreads = 1024;
+inline constexpr device::u32 kReduceWarps = 8;
+symm::KernelRef<device::EpGroupRowsParams> group_rows_kernel();
+symm::KernelRef<device::EpReduceRowsParams> reduce_rows_kernel();
 
 }  // namespace crossdock::ep

@@ -26,10 +26,15 @@ Result<> check_numbers(const Options& o, u32 world) {
   if (o.slots == 0 || o.slots > device::kEpMaxSlots)
     return invalid_argument(
         fmt::format("ep: slots = {} must be 1 to {}", o.slots, device::kEpMaxSlots));
-  if (u64{world} * o.max_tokens > 1u << 30)
-    return invalid_argument(fmt::format(
-        "ep: {} ranks of max_tokens = {} are more than 2^30 rows: use fewer tokens a call", world,
-        o.max_tokens));
+  if (o.expert_alignment > 4096)
+    return invalid_argument(
+        fmt::format("ep: expert_alignment = {} must be at most 4096, or 0 for no rows by expert",
+                    o.expert_alignment));
+  if (u64{world} * o.max_tokens * (o.expert_alignment != 0 ? o.top_k : 1) > 1u << 30)
+    return invalid_argument(
+        fmt::format("ep: {} ranks of max_tokens = {} are more than 2^30 rows or choices: use fewer "
+                    "tokens a call",
+                    world, o.max_tokens));
   return {};
 }
 Result<> check_rows(const Options& o, u32 row_bytes, u32 scale_bytes) {
@@ -123,7 +128,12 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   u64 routes = 0;
   for (u32 rank = 0; rank < world; ++rank)
     routes = std::max(routes, routes_bytes(options, window, rank));
-  out.local_bytes = sizeof(device::EpState) + options.slots * routes;
+  u64 lists = 0;
+  if (options.expert_alignment != 0)
+    lists = 4 * (device::ep_most_places(window.capacity, options.top_k, window.areas.most_experts,
+                                        options.expert_alignment) +
+                 u64{window.capacity} * options.top_k + window.areas.most_experts + 1);
+  out.local_bytes = sizeof(device::EpState) + options.slots * (routes + lists);
   return out;
 }
 

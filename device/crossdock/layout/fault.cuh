@@ -22,7 +22,9 @@ enum class KernelId : u32 {
   kPullRows = 7,
   kEpDispatch = 8,
   kEpCombine = 9,
-  kFirstFree = 10,
+  kEpGroupRows = 10,
+  kEpReduceRows = 11,
+  kFirstFree = 12,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -44,6 +46,10 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "ep_dispatch";
     case KernelId::kEpCombine:
       return "ep_combine";
+    case KernelId::kEpGroupRows:
+      return "ep_group_rows";
+    case KernelId::kEpReduceRows:
+      return "ep_reduce_rows";
     default:
       return "unknown kernel";
   }

@@ -93,6 +93,15 @@ class CROSSDOCK_API Handle {
   std::unique_ptr<State> state_;
 };
 
+// Received rows by expert: a place for every choice of an expert of this rank, expert by expert,
+// each beginning at a multiple of Options::expert_alignment. Nothing is copied: places name rows.
+struct Grouped {
+  const std::uint32_t* offsets = nullptr;    // [experts of the rank + 1], padded
+  const std::int32_t* rows = nullptr;        // [place]: a received row, in order; -1: padding
+  const std::uint32_t* positions = nullptr;  // [row][top_k]: the place of a choice of this rank
+  std::uint64_t places = 0;                  // the most there can be
+};
+
 // What combine makes of a rank's tokens: bf16, the sum of the rows of all ranks in the order of the
 // ranks, in fp32. Memory of the rank's GPU.
 struct Combined {
@@ -128,6 +137,13 @@ class CROSSDOCK_API Group {
 
   // kBusy when all slots of the rank are held by handles.
   Result<Handle> dispatch(std::uint32_t rank, const Tokens& tokens, StreamPtr stream = nullptr);
+  // Lists the received rows by expert, after the dispatch in the stream.
+  Result<Grouped> group_rows(const Handle& handle, StreamPtr stream = nullptr);
+  // Adds what the experts have made of each received row, bf16 rows by place, into its row of
+  // expert_input(): in the order of the choices, in fp32, each times its weight if `weighted`.
+  // `stride` in bytes, 0: dense. After group_rows of the same handle.
+  Result<> reduce_rows(const Handle& handle, const void* by_place, std::uint64_t stride,
+                       bool weighted, StreamPtr stream = nullptr);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream = nullptr);
 
   // Waits for the ranks' own streams (on the CPU: runs what was called), then check().

@@ -32,7 +32,9 @@ struct Options {
   std::vector<std::uint32_t> combine_sms_of = {};
   // The longest a kernel waits for a peer before the call fails, naming it.
   std::chrono::nanoseconds wait{std::chrono::seconds(2)};
-  bool cast = true;        // dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
+  bool cast = true;  // dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
+  // Rows by expert (Group::group_rows): each expert's begin at a multiple of it. 0: not wanted.
+  std::uint32_t expert_alignment = 0;
   bool statistics = true;  // count selections of each expert and waits for each source
 };
 

@@ -226,6 +226,8 @@ TEST(EpGroup, EveryVariantIsInTheKernelList) {
     EXPECT_TRUE(listed(ref.spec)) << ref.spec.expression();
   }
   EXPECT_TRUE(listed(ep::combine_kernel().spec));
+  EXPECT_TRUE(listed(ep::group_rows_kernel().spec));
+  EXPECT_TRUE(listed(ep::reduce_rows_kernel().spec));
 }
 
 }  // namespace
