@@ -119,6 +119,57 @@ TEST_F(EpGpu, EveryNumberOfBlocks) {
   }
 }
 
+// ---- by expert ---------------------------------------------------------------------------------
+
+// The lists against plain loops over what was delivered, then the sums of ones for every place.
+TEST_F(EpGpu, RowsByExpertAndTheirSums) {
+  EpCase c = large(300);
+  c.world = world_;
+  c.row_bytes = c.combine_bytes;
+  auto options = ep_options(c, symm::Backend::kGpu);
+  options.ep.expert_alignment = 128;
+  EpGroupRig r(c, ep::Group::create(options).value());
+  r.load(EpInputs(c, 4));
+  const auto handles = r.dispatch();
+  for (const auto& handle : handles) {
+    symm::Rank& on = r.rank(handle.rank());
+    const u32 experts = c.expert_map().count(handle.rank());
+    const auto grouped = r.group().group_rows(handle).value();
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    const u32 rows = handle.rows(ep_soon()).value();
+    const auto ids = symm::download(on, handle.received().ids, u64{rows} * c.top_k, ep_soon());
+    const auto offsets = symm::download(on, grouped.offsets, experts + 1, ep_soon()).value();
+    const auto places = symm::download(on, grouped.rows, offsets[experts], ep_soon()).value();
+    u32 place = 0;
+    for (u32 e = 0; e < experts; ++e) {
+      ASSERT_EQ(offsets[e], place);
+      for (u32 choice = 0; choice < rows * c.top_k; ++choice)
+        if (ids.value()[choice] == static_cast<i32>(e)) {
+          ASSERT_EQ(places[place++], static_cast<i32>(choice / c.top_k)) << "expert " << e;
+        }
+      for (; place % 128 != 0; ++place)
+        ASSERT_EQ(places[place], -1);
+    }
+    ASSERT_EQ(offsets[experts], place);
+    const std::vector<u16> ones(u64{place} * c.combine_bytes / 2, bf16_of(1.0f));
+    auto by_place = on.allocate(ones.size() * 2 + 16).value();
+    ASSERT_TRUE(symm::upload(on, by_place.as<u16>(), ones, ep_soon()).ok());
+    ASSERT_TRUE(r.group().reduce_rows(handle, by_place.address(), 0, false).ok());
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    const auto sums = symm::download(on, static_cast<const u16*>(handle.expert_input().rows),
+                                     u64{rows} * c.combine_bytes / 2, ep_soon());
+    for (u32 row = 0; row < rows; ++row) {
+      u32 chosen = 0;
+      for (u32 k = 0; k < c.top_k; ++k)
+        chosen += ids.value()[row * c.top_k + k] >= 0;
+      for (u32 i = 0; i < c.combine_bytes / 2; ++i)
+        ASSERT_EQ(sums.value()[u64{row} * (c.combine_bytes / 2) + i],
+                  bf16_of(static_cast<float>(chosen)))
+            << "row " << row;
+    }
+  }
+}
+
 // ---- in a row ----------------------------------------------------------------------------------
 
 // Experts that change nothing: rows of bf16 go from where dispatch put them to where combine takes
