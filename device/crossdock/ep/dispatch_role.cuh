@@ -4,7 +4,8 @@
 //   lane i owns destination (rank + i) % world: its output block, and the bulk stores to it
 //
 //   load    stage free (bulk_wait_read of the store before last), bulk load      -> full[stage]
-//   store   wait full[stage]; cast in place; bulk store to the destinations; commit
+//   await   wait full[stage]
+//   store   cast in place; bulk store to the destinations; commit
 //
 // A block's first tokens are dealt to its warps and loaded before the plan is known. The rest of
 // all blocks is one pool, taken token by token: under load some SMs get a smaller share of the
@@ -25,8 +26,10 @@ namespace crossdock::device {
 template <class Block>
 struct EpDispatchWarp {
   static constexpr EpDispatchConfig kConfig = Block::kVariant;
-  static constexpr u32 kAhead = 1;  // loads beyond the stores; the other stages drain
-  static_assert(kConfig.stages > kAhead);
+  // Loads beyond the stores; the other stages drain. A cast takes as long as a load, so there the
+  // next row is on its way meanwhile.
+  static constexpr u32 kAhead = kConfig.cast ? 2 : 1;
+  static_assert(kConfig.stages >= kAhead && kConfig.stages > 1);
   static constexpr u32 kNone = 0xffffffffu;
 
   const Block& b;
@@ -73,7 +76,8 @@ struct EpDispatchWarp {
     ready = !ptx::any(kFullMask, !ready);
     while (ready && stored < loaded) {
       const u32 token = claim();
-      ready = store() && load_next(token);
+      ready = kConfig.cast ? await() && load_next(token) && store()
+                           : await() && store() && load_next(token);
     }
     if (!ready) give_up();
     ptx::bulk_wait<0>();
@@ -170,10 +174,12 @@ struct EpDispatchWarp {
     const u32 relative = b.route(token / kWarpSize, destination()).row_of(token % kWarpSize);
     return relative == kNoRow ? kNoRow : base + relative;
   }
+  CROSSDOCK_DEVICE bool await() {
+    const bool came = wait_stage(b.p.common, full(stored % kConfig.stages), parity(stored));
+    return !ptx::any(kFullMask, !came);
+  }
   CROSSDOCK_DEVICE bool store() {
     const u32 stage = stored % kConfig.stages;
-    const bool came = wait_stage(b.p.common, full(stage), parity(stored));
-    if (ptx::any(kFullMask, !came)) return false;
     const u32 target = row_to_store(stage);
     ++stored;
     u8* from = row(stage);
