@@ -10,6 +10,12 @@ namespace crossdock::kv {
 inline namespace v1 {
 namespace detail {
 
+namespace {
+// Both ends watch the deadline of a request. The receiver should end it: only it knows which pages
+// of which layer are missing. Its Abort stops the sender at once.
+constexpr std::chrono::milliseconds kReceiverFirst{1'000};
+}  // namespace
+
 // On the engine's control thread.
 void SenderCore::on_message(const transfer::Message& message) {
   if (message.kind == transfer::Message::Kind::kPeerLost) {
@@ -194,7 +200,7 @@ Result<SenderCore::DestinationPtr> SenderCore::new_destination(Outgoing& out,
   to->base = ticket.base;
   to->first_page = ticket.first_page;
   to->total_pages = ticket.total_pages;
-  to->expires = Deadline::in(std::chrono::milliseconds(ticket.expires_ms));
+  to->expires = Deadline::in(std::chrono::milliseconds(ticket.expires_ms) + kReceiverFirst);
   out.destinations.emplace(ticket.layout.tp_rank, to);
   return to;
 }
