@@ -2,6 +2,7 @@
 #include "ep/window.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 
 #include "ep/variants.hpp"
@@ -75,10 +76,15 @@ std::vector<u32> blocks_of(const std::vector<u32>& each, u32 all, u32 world) {
 }  // namespace
 
 std::vector<u32> dispatch_blocks(const Options& options, u32 world) {
-  return blocks_of(options.dispatch_sms_of, options.dispatch_sms, world);
+  // At least as many as the counts of a block have room for.
+  const u32 least = device::ceil_div(options.max_tokens, device::kEpMaxTokensPerBlock);
+  const u32 all = options.dispatch_sms != 0 ? options.dispatch_sms
+                                            : std::max(default_dispatch_sms(world), least);
+  return blocks_of(options.dispatch_sms_of, all, world);
 }
 std::vector<u32> combine_blocks(const Options& options, u32 world) {
-  return blocks_of(options.combine_sms_of, options.combine_sms, world);
+  const u32 all = options.combine_sms != 0 ? options.combine_sms : default_combine_sms(world);
+  return blocks_of(options.combine_sms_of, all, world);
 }
 
 Result<Window> make_window(const Options& options, u32 world) {
@@ -116,6 +122,17 @@ u64 routes_bytes(const Options& options, const Window& window, u32 rank) {
 }
 
 inline namespace v1 {
+
+std::uint32_t default_dispatch_sms(std::uint32_t world) {
+  constexpr double kWire = 345, kOneSm = 49.5, kMargin = 1.28;
+  if (world < 2) return 16;
+  const double all_copies = static_cast<double>(world) / (world - 1);  // for one off the rank
+  return static_cast<std::uint32_t>(std::ceil(all_copies * kWire / kOneSm * kMargin));
+}
+std::uint32_t default_combine_sms(std::uint32_t world) {
+  if (world < 2) return 16;
+  return std::max(8u, device::ceil_div(6 * world, world - 1));
+}
 
 Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   CROSSDOCK_TRY(window, make_window(options, world));

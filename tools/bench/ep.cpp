@@ -73,11 +73,15 @@ Result<> measure(const EpBench& options, FigureReport& report) {
   report.facts.emplace_back("experts", std::to_string(options.experts));
   report.facts.emplace_back("top_k", std::to_string(options.top_k));
   report.facts.emplace_back("routing", options.skewed ? "zipf" : "even");
-  report.facts.emplace_back("sms", std::to_string(options.sms.front()));
+  const std::uint32_t sms = options.sms.front();
+  report.facts.emplace_back("dispatch_sms",
+                            std::to_string(sms != 0 ? sms : ep::default_dispatch_sms(world)));
+  report.facts.emplace_back("combine_sms",
+                            std::to_string(sms != 0 ? sms : ep::default_combine_sms(world)));
   report.facts.emplace_back("tokens", std::to_string(options.tokens.front()));
   for (const std::uint32_t tokens : options.tokens)
-    for (const std::uint32_t sms : options.sms)
-      CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, sms, report.figures));
+    for (const std::uint32_t blocks : options.sms)
+      CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, blocks, report.figures));
   report.facts.emplace_back("data", "right");
   return {};
 }
@@ -121,7 +125,8 @@ void add_ep(CLI::App& group) {
       ->check(CLI::Range(512, 16384));
   sub->add_option("--experts", options->experts, "experts of all ranks");
   sub->add_option("--top-k", options->top_k, "choices of a token")->check(CLI::Range(1, 32));
-  sub->add_option("--sms", options->sms, "multiprocessors of a call, e.g. 12 8 16");
+  sub->add_option("--sms", options->sms,
+                  "multiprocessors of a call, e.g. 12 8 16; 0: the library's choice");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
   sub->add_option("--repeat", options->repeat, "runs; the median counts")
       ->check(CLI::Range(1, 1000));

@@ -26,9 +26,9 @@ struct EpBench {
   std::uint32_t hidden = 7168;
   std::uint32_t experts = 256;
   std::uint32_t top_k = 8;
-  std::vector<std::uint32_t> sms = {12, 8, 10,
-                                    16};  // the first gives the figures their plain names
-  bool skewed = false;                    // choices by a Zipf law instead of evenly
+  // 0: the library's choice. The first gives the figures their plain names.
+  std::vector<std::uint32_t> sms = {0, 8, 16, 24};
+  bool skewed = false;  // choices by a Zipf law instead of evenly
   std::uint32_t repeat = 5;
   std::chrono::nanoseconds timeout = std::chrono::seconds(240);
   FigureOutput output = {};

@@ -25,9 +25,10 @@ struct Options {
   bool wide_ids = false;  // expert ids of 64 bits; else of 32
   // Dispatches whose output may be held at the same time.
   std::uint32_t slots = 2;
-  // Blocks, which is SMs, of a dispatch and of a combine. Ranks may differ: then one number a rank.
-  std::uint32_t dispatch_sms = 12;
-  std::uint32_t combine_sms = 8;
+  // Blocks, which is SMs, of a dispatch and of a combine. 0: as many as fill the wire, see
+  // default_dispatch_sms(). Ranks may differ: then one number a rank.
+  std::uint32_t dispatch_sms = 0;
+  std::uint32_t combine_sms = 0;
   std::vector<std::uint32_t> dispatch_sms_of = {};
   std::vector<std::uint32_t> combine_sms_of = {};
   // The longest a kernel waits for a peer before the call fails, naming it.
@@ -37,6 +38,13 @@ struct Options {
   std::uint32_t expert_alignment = 0;
   bool statistics = true;  // count selections of each expert and waits for each source
 };
+
+// SMs that fill NVLink of an H200. An SM stores 49.5 GB/s, copies to its own rank included, and the
+// wire takes 345 GB/s when all ranks push; a quarter more, since SMs get uneven shares of it. The
+// fewer the ranks, the larger the share that stays: 18 for two ranks, 12 for four, 11 for eight.
+CROSSDOCK_API std::uint32_t default_dispatch_sms(std::uint32_t world);
+// As many as pulled best on four ranks, 8, with the local share in the same proportion.
+CROSSDOCK_API std::uint32_t default_combine_sms(std::uint32_t world);
 
 // Memory of one rank, in bytes.
 struct Sizes {

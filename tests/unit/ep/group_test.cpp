@@ -115,9 +115,18 @@ TEST(EpGroup, WrongOptionsSayTheRuleTheValueAndTheFix) {
   refuse([](auto& o) { o.row_bytes = 100; }, 4, "multiple of 16");
   refuse([](auto& o) { o.scale_bytes = 30; }, 4, "pad to 32");
   refuse([](auto& o) { o.slots = 0; }, 4, "slots = 0");
-  refuse([](auto& o) { o.dispatch_sms = 0; }, 4, "dispatch_sms = 0");
+  refuse([](auto& o) { o.dispatch_sms_of = {4, 0, 4, 4}; }, 4, "dispatch_sms = 0");
   refuse([](auto& o) { o.combine_sms_of = {1, 2}; }, 4, "has 2 numbers for 4 ranks");
   refuse([](auto& o) { o.max_tokens = 40000, o.dispatch_sms = 4; }, 4, "dispatch_sms = 4 must be");
+}
+
+TEST(EpGroup, DefaultSmsFollowTheShareThatStays) {
+  EXPECT_EQ(ep::default_dispatch_sms(2), 18u);
+  EXPECT_EQ(ep::default_dispatch_sms(4), 12u);
+  EXPECT_EQ(ep::default_dispatch_sms(8), 11u);
+  EXPECT_EQ(ep::default_combine_sms(2), 12u);
+  EXPECT_EQ(ep::default_combine_sms(4), 8u);
+  EXPECT_EQ(ep::default_combine_sms(32), 8u);
 }
 
 TEST(EpGroup, SizesAreTheRowsThatCanArrive) {
