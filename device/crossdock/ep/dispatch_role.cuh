@@ -26,10 +26,11 @@ namespace crossdock::device {
 template <class Block>
 struct EpDispatchWarp {
   static constexpr EpDispatchConfig kConfig = Block::kVariant;
-  // Loads beyond the stores; the other stages drain. A cast takes as long as a load, so there the
-  // next row is on its way meanwhile.
-  static constexpr u32 kAhead = kConfig.cast ? 2 : 1;
-  static_assert(kConfig.stages >= kAhead && kConfig.stages > 1);
+  // Loads beyond the stores; the other stages drain. Not more, with a cast neither: a stage can be
+  // loaded only when its last row has drained, and draining takes longest of all. So one row drains
+  // while the next is loaded and cast.
+  static constexpr u32 kAhead = 1;
+  static_assert(kConfig.stages > kAhead);
   static constexpr u32 kNone = 0xffffffffu;
 
   const Block& b;
@@ -76,8 +77,7 @@ struct EpDispatchWarp {
     ready = !ptx::any(kFullMask, !ready);
     while (ready && stored < loaded) {
       const u32 token = claim();
-      ready = kConfig.cast ? await() && load_next(token) && store()
-                           : await() && store() && load_next(token);
+      ready = await() && store() && load_next(token);
     }
     if (!ready) give_up();
     ptx::bulk_wait<0>();
