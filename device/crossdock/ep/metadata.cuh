@@ -133,7 +133,7 @@ struct EpMetadata {
     const u32* from = scale_of<u32>(members[lane]);
     u32* there = reinterpret_cast<u32*>(run.output + b.p.output.scales) + run.row + lane;
     for (u32 i = 0; i < words; i += kEpBatch) {
-      u32 values[kEpBatch];
+      u32 values[kEpBatch]{};
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kEpBatch; ++j)
         if (i + j < words) values[j] = ptx::ld_weak(from + i + j);
