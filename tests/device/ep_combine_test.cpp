@@ -11,7 +11,7 @@ namespace {
 void combine_under_all_seeds(const EpCase& c, u32 parts_per_ticket = 0, bool table = false) {
   SCOPED_TRACE("world " + std::to_string(c.world) + " row " + std::to_string(c.combine_bytes));
   Rounds rounds(c, table);
-  for (u32 seed = 1; seed <= kSeeds; ++seed)
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed)
     ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(seed, parts_per_ticket));
 }
 
@@ -67,7 +67,7 @@ TEST(EpCombine, AllMaskedGivesTheBias) {
 
 TEST(EpCombine, AMissingRankIsNamedByAllOthers) {
   const EpCase c{.world = 3, .max_tokens = 12, .row_bytes = 16};
-  for (u32 seed = 1; seed <= kSeeds; ++seed) {
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
     const u32 missing = seed % c.world;
     Rounds rounds(c);
     EpRig& rig = rounds.rig;
@@ -91,7 +91,7 @@ TEST(EpCombine, AMissingRankIsNamedByAllOthers) {
 // A peer that has not read the rows of a slot holds the next dispatch into that slot back.
 TEST(EpCombine, ASlotThatIsStillReadIsNamedWithItsReader) {
   const EpCase c{.world = 2, .max_tokens = 12, .row_bytes = 16};
-  for (u32 seed = 1; seed <= kSeeds; ++seed) {
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
     Rounds rounds(c);
     EpRig& rig = rounds.rig;
     rig.load(EpInputs(c, seed), 0);

@@ -120,7 +120,7 @@ void expect_works_after_reset(EpRig& rig, const EpCase& c, u32 seed) {
 
 TEST(EpDispatch, AnIdOutOfRangeIsNamedAtItsRankAndItsRankAtAllOthers) {
   const EpCase c{.world = 4, .max_tokens = 40, .blocks = {2, 3}};
-  for (u32 seed = 1; seed <= kSeeds; ++seed) {
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
     const u32 bad = seed % c.world;
     const i64 id = seed % 2 == 0 ? c.experts : -2 - static_cast<i64>(seed);
     const u32 token = seed * 5 % c.tokens_of(bad);
@@ -145,7 +145,7 @@ TEST(EpDispatch, AnIdOutOfRangeIsNamedAtItsRankAndItsRankAtAllOthers) {
 
 TEST(EpDispatch, AMissingRankIsNamedByAllOthers) {
   const EpCase c{.world = 4, .max_tokens = 40};
-  for (u32 seed = 1; seed <= kSeeds; ++seed) {
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
     const u32 missing = seed % c.world;
     EpRig rig(c);
     const EpInputs inputs(c, seed);
