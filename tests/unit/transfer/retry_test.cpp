@@ -30,14 +30,18 @@ TEST(Retry, ARefusalIsNoFaultOfTheRails) {
       delivered.fetch_add(1);
     }
   });
-  std::vector<std::byte> memory(1 << 20);
+  constexpr std::size_t kPiece = 1u << 20;
+  constexpr std::size_t kPieces = 48;
+  std::vector<std::byte> memory(kPieces * kPiece);
   for (int round = 0; round < 12; ++round) {
     auto region =
         pair.target.register_memory(memory.data(), memory.size(), {.label = std::to_string(round)})
             .value();
     ASSERT_TRUE(pair.peer.region(std::to_string(round), soon()).ok());
-    const std::vector<Request> batch(
-        200, Request{Op::kWrite, bytes_of(pair.local, kBytes), address_of(region), 1 << 20});
+    std::vector<Request> batch;
+    for (std::size_t i = 0; i < kPieces; ++i)
+      batch.push_back(
+          {Op::kWrite, bytes_of(pair.local, kBytes), address_of(region) + i * kPiece, kPiece});
     auto transfer = pair.source.submit(pair.peer, batch, {.deadline = soon()}).value();
     while (transfer.status().bytes_done == 0 && !transfer::is_terminal(transfer.status().state))
       std::this_thread::yield();
