@@ -21,6 +21,9 @@ function(crossdock_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
+  if(CROSSDOCK_SANITIZE)
+    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")  # instrumented code is that much slower
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE crossdock_internal crossdock_options GTest::gmock_main
                         ${ARG_LIBS})
