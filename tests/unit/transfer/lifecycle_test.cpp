@@ -1,6 +1,7 @@
 // The end of an engine beside everything else: threads that submit and open, transfers under way,
 // dials that hang, callbacks, a forked copy.
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -30,23 +31,32 @@ INSTANTIATE_TEST_SUITE_P(Transports, LifecycleOver, ::testing::Values("shm", "tc
 // Every transfer that was accepted ends, once, and after close() nothing touches memory.
 TEST_P(LifecycleOver, CloseBesideThreadsThatSubmit) {
   constexpr std::size_t kBytes = 1 << 20;
+  constexpr std::size_t kSlots = 8;
+  constexpr std::size_t kSlotBytes = kBytes / 4 / kSlots;
   for (int round = 0; round < 20; ++round) {
     Pair pair(GetParam(), kBytes);
-    std::vector<Request> batch;
-    for (std::size_t i = 0; i < kBytes; i += 4096)
-      batch.push_back(pair.write(i, 2048));
     std::atomic<int> accepted{0}, ended{0};
     std::vector<std::thread> threads;
-    for (int t = 0; t < 4; ++t)
-      threads.emplace_back([&] {
-        while (true) {
+    for (std::size_t t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        // Several transfers run at once, no two of them in one place.
+        std::array<std::optional<Transfer>, kSlots> running;
+        for (std::size_t i = 0;; ++i) {
+          const std::size_t slot = i % kSlots;
+          if (running[slot]) static_cast<void>(running[slot]->wait(soon()));
+          std::vector<Request> batch;
+          const std::size_t first = (t * kSlots + slot) * kSlotBytes;
+          for (std::size_t at = 0; at < kSlotBytes; at += 4096)
+            batch.push_back(pair.write(first + at, 2048));
           auto transfer = pair.source.submit(
               pair.peer, batch,
               {.deadline = soon(), .on_complete = [&](const Status&) { ++ended; }});
-          if (transfer.ok())
+          if (transfer.ok()) {
             ++accepted;
-          else if (is_end(transfer.code()))
+            running[slot] = *transfer;
+          } else if (is_end(transfer.code())) {
             return;
+          }
         }
       });
     while (accepted < 1 + round)
