@@ -21,6 +21,17 @@ constexpr std::size_t kBytes = 64u << 20;
 
 // --- the child's roles ---
 
+// The parent orders this after the writes that it hashes, where TSan cannot see it.
+__attribute__((no_sanitize("thread"))) std::uint64_t hash_of(const std::byte* memory) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < kBytes; i += 8) {
+    std::uint64_t word = 0;
+    __builtin_memcpy(&word, memory + i, 8);
+    sum = sum * 1099511628211u + word;
+  }
+  return sum;
+}
+
 // Owns a region and does nothing else, until the parent closes the pipe.
 int run_target(const std::string& transports) {
   auto engine = make_engine(transports);
@@ -28,15 +39,7 @@ int run_target(const std::string& transports) {
   say_parent(engine.name());
   std::string line;
   while (hear_parent(line)) {
-    if (line == "hash") {
-      std::uint64_t sum = 0;
-      for (std::size_t i = 0; i < kBytes; i += 8) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, bytes_of(region, i), 8);
-        sum = sum * 1099511628211u + word;
-      }
-      say_parent(std::to_string(sum));
-    }
+    if (line == "hash") say_parent(std::to_string(hash_of(bytes_of(region, 0))));
   }
   return 0;
 }
