@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <thread>
 
+#include "support/process_use.hpp"
 #include "support/transport_cases.hpp"
 #include "support/transport_fixture.hpp"
 

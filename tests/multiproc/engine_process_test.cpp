@@ -345,6 +345,9 @@ struct Victim {
 };
 
 TEST_P(EngineProcess, TheTestNoticesALivingWriter) {
+#ifdef CROSSDOCK_SANITIZE_THREAD
+  GTEST_SKIP() << "two writers of one place, on purpose: a race, as TSan would say rightly";
+#endif
   Victim self(GetParam());
   EXPECT_FALSE(self.stays_poisoned());
 }

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "support/peer_helper.hpp"
+#include "support/process_use.hpp"
 #include "support/transport_fixture.hpp"
 #include "transport/shm/identity.hpp"
 #include "transport/shm/transport.hpp"

@@ -64,6 +64,17 @@ inline std::byte* bytes_of(const Region& region, std::size_t offset = 0) {
   return static_cast<std::byte*>(region.address()) + offset;
 }
 
+// The value of a counter without labels. One that is not there fails the test: a name that was
+// changed would otherwise read as "nothing happened".
+inline std::uint64_t metric(const Engine& engine, const std::string& name) {
+  const std::string text = engine.metrics();
+  const std::string line = "\n" + name + " ";
+  const auto at = text.find(line);
+  if (at != std::string::npos) return std::stoull(text.substr(at + line.size()));
+  ADD_FAILURE() << "the engine has no metric " << name;
+  return 0;
+}
+
 // Two engines, a region each, and the first one's view of the second.
 struct Pair {
   explicit Pair(const std::string& transports, std::size_t bytes = 1 << 20,

@@ -3,9 +3,13 @@
 // without other processes. Made and used by one thread. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <crossdock/kv/receiver.hpp>
@@ -15,6 +19,25 @@
 #include "kv/pattern.hpp"
 
 namespace crossdock::support {
+
+// Until `done` is true, or a minute has passed, which a test never takes.
+template <class Done>
+bool comes_true(Done done) {
+  for (const auto limit = Deadline::in(std::chrono::minutes(1)); !limit.passed();
+       std::this_thread::yield())
+    if (done()) return true;
+  return false;
+}
+
+// Every byte of a pool.
+inline void poison(const kv::PagePool& pool, int value) {
+  std::memset(pool.base(), value, pool.layout().pool_bytes());
+}
+inline bool all_are(const kv::PagePool& pool, int value) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(pool.base());
+  return std::all_of(bytes, bytes + pool.layout().pool_bytes(),
+                     [value](unsigned char byte) { return byte == value; });
+}
 
 struct KvClusterOptions {
   kv::ModelShape shape{"test", 3, 8, 16, 2, false};

@@ -1,13 +1,10 @@
 // Several processes of a symmetric group, played by threads of one test: each gets an Exchange and
-// a number. And what a process uses up, to see that nothing grows.
+// a number.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <gtest/gtest.h>
 #include <map>
@@ -19,6 +16,8 @@
 #include <vector>
 
 #include <crossdock/symm/exchange.hpp>
+
+#include "support/process_use.hpp"
 
 namespace crossdock::testing {
 
@@ -80,32 +79,6 @@ inline constexpr bool kUnderSanitizer = true;
 #else
 inline constexpr bool kUnderSanitizer = false;
 #endif
-
-struct ProcessUse {
-  std::size_t descriptors = 0;
-  std::size_t threads = 0;
-  std::size_t mappings = 0;
-  std::size_t resident_kib = 0;
-};
-inline ProcessUse process_use() {
-  const auto entries = [](const char* folder) {
-    std::size_t count = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder))
-      ++count;
-    return count;
-  };
-  ProcessUse use;
-  use.descriptors = entries("/proc/self/fd");
-  use.threads = entries("/proc/self/task");
-  std::string line;
-  std::ifstream maps("/proc/self/maps");
-  while (std::getline(maps, line))
-    ++use.mappings;
-  std::ifstream status("/proc/self/status");
-  while (std::getline(status, line))
-    (void)std::sscanf(line.c_str(), "VmRSS: %zu kB", &use.resident_kib);
-  return use;
-}
 
 // Whether a process that used `before` has not grown by more than some noise.
 inline void expect_no_growth(const ProcessUse& before, const ProcessUse& after) {

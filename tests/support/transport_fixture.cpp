@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <fstream>
 #include <netinet/in.h>
@@ -18,16 +17,6 @@ namespace crossdock::testing {
 namespace {
 
 constexpr std::byte kGuardByte{0xA7};
-
-std::size_t entries_of(const char* folder) {
-  std::size_t n = 0;
-  if (DIR* const dir = ::opendir(folder)) {
-    while (const dirent* const entry = ::readdir(dir))
-      n += entry->d_name[0] != '.';
-    ::closedir(dir);
-  }
-  return n;
-}
 
 // Two connected TCP sockets: {dialling end, accepted end}.
 std::pair<base::UniqueFd, base::UniqueFd> tcp_pair() {
@@ -257,21 +246,6 @@ Result<> post_patiently(Endpoint& endpoint, Shard& shard) {
     if (posted.code() != Code::kWouldBlock || end.passed()) return posted;
     std::this_thread::yield();
   }
-}
-
-std::size_t open_descriptors() {
-  return entries_of("/proc/self/fd");
-}
-std::size_t running_threads() {
-  return entries_of("/proc/self/task");
-}
-
-std::size_t mappings_of(std::string_view needle) {
-  std::ifstream maps("/proc/self/maps");
-  std::size_t n = 0;
-  for (std::string line; std::getline(maps, line);)
-    n += line.find(needle) != std::string::npos;
-  return n;
 }
 
 }  // namespace crossdock::testing

@@ -161,9 +161,4 @@ class TransportFixture : public ::testing::TestWithParam<TransportCase> {
 // Posts until taken; the queue may be full for a while.
 Result<> post_patiently(Endpoint& endpoint, Shard& shard);
 
-// Of this process, for leak checks.
-std::size_t open_descriptors();
-std::size_t running_threads();
-std::size_t mappings_of(std::string_view needle);  // lines of /proc/self/maps holding it
-
 }  // namespace crossdock::testing

@@ -93,8 +93,8 @@ void add_period(std::vector<Figure>& figures, const std::string& operation,
                 const std::string& suffix, double us, const Bytes& bytes, bool compare) {
   const bool pull = operation.starts_with("combine");
   Figure time{.name = operation + "_us" + suffix, .value = us, .unit = "us"};
-  time.references.push_back(
-      {pull ? "wire, pull" : "wire, push", bytes.off_rank / (pull ? kPullWire : kPushWire) / 1e3});
+  time.references.push_back({pull ? "pull of 4 x H200" : "push of 4 x H200",
+                             bytes.off_rank / (pull ? kPullWire : kPushWire) / 1e3});
   for (const Known& known : kKnown) {
     if (!compare || known.name != operation + "_us") continue;
     if (known.deepep_us > 0) time.references.push_back({"DeepEP", known.deepep_us});

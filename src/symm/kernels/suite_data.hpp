@@ -1,6 +1,5 @@
 // The data of the suite: every word is a function of where it is from, so that both ends know it.
-// No
-// state. SPDX-License-Identifier: Apache-2.0
+// No state. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <crossdock/layout/probe.cuh>

@@ -15,29 +15,15 @@ namespace crossdock::kv {
 namespace {
 
 using namespace std::chrono_literals;
+using support::all_are;
+using support::comes_true;
 using support::KvCluster;
 using support::KvClusterOptions;
+using support::poison;
 using testing::HasSubstr;
 
 Deadline soon() {
   return Deadline::in(60s);
-}
-
-template <class Done>
-bool comes_true(Done done) {
-  for (const Deadline limit = soon(); !limit.passed(); std::this_thread::yield())
-    if (done()) return true;
-  return false;
-}
-
-void poison(const PagePool& pool, int value) {
-  std::memset(pool.base(), value, pool.layout().pool_bytes());
-}
-
-bool all_are(const PagePool& pool, int value) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(pool.base());
-  return std::all_of(bytes, bytes + pool.layout().pool_bytes(),
-                     [value](unsigned char b) { return b == value; });
 }
 
 // --- one mailbox, one owner ---

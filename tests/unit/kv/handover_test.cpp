@@ -17,8 +17,10 @@ namespace crossdock::kv {
 namespace {
 
 using namespace std::chrono_literals;
+using support::all_are;
 using support::KvCluster;
 using support::KvClusterOptions;
+using support::poison;
 using testing::HasSubstr;
 
 Deadline soon() {
@@ -212,16 +214,6 @@ KvClusterOptions large() {
   options.prefill_layout = {.num_pages = 128, .page_tokens = 16};
   options.decode_layout = {.num_pages = 128, .page_tokens = 16};
   return options;
-}
-
-void poison(const PagePool& pool, int value) {
-  std::memset(pool.base(), value, pool.layout().pool_bytes());
-}
-
-bool all_are(const PagePool& pool, int value) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(pool.base());
-  return std::all_of(bytes, bytes + pool.layout().pool_bytes(),
-                     [value](unsigned char b) { return b == value; });
 }
 
 // After both sides gave the pages back, nothing may write to decode's any more; what prefill puts

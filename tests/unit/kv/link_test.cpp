@@ -9,27 +9,18 @@
 #include <optional>
 #include <thread>
 
+#include "support/kv_cluster.hpp"
+
 namespace crossdock::kv {
 namespace {
 
 using namespace std::chrono_literals;
 using detail::Link;
 using detail::LinkSet;
-
-Deadline soon() {
-  return Deadline::in(60s);
-}
+using support::comes_true;
 
 transfer::Engine make_engine() {
   return transfer::Engine::create({.config = {{"log.level", "error"}}}).value();
-}
-
-// Until `done` is true, or too much time has passed.
-template <class Done>
-bool comes_true(Done done) {
-  for (const Deadline limit = soon(); !limit.passed(); std::this_thread::yield())
-    if (done()) return true;
-  return false;
 }
 
 TEST(LinkSet, JobsOfOnePeerRunInOrder) {

@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <malloc.h>
 #include <new>
 #include <sys/resource.h>
@@ -13,6 +11,7 @@
 #include <unistd.h>
 
 #include "support/engines.hpp"
+#include "support/process_use.hpp"
 
 namespace {
 std::atomic<std::uint64_t> g_allocations{0};
@@ -36,20 +35,6 @@ std::atomic<std::uint64_t> g_allocations{0};
 
 namespace crossdock::testing {
 namespace {
-
-std::size_t entries_of(const char* directory) {
-  std::size_t n = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory))
-    ++n;
-  return n;
-}
-
-std::size_t resident_kib() {
-  std::ifstream statm("/proc/self/statm");
-  std::size_t total = 0, resident = 0;
-  statm >> total >> resident;
-  return resident * 4;
-}
 
 // Handed out by malloc and not given back.
 std::size_t allocated_bytes() {
@@ -81,14 +66,14 @@ TEST_P(EnduranceOver, ConnectCyclesLeakNothing) {
       ASSERT_TRUE(source.transfer(peer, std::span(&request, 1), {.deadline = soon()}).ok()) << i;
     }
     if (i == kCycles / 10) {
-      fds = entries_of("/proc/self/fd");
-      threads = entries_of("/proc/self/task");
+      fds = open_descriptors();
+      threads = running_threads();
       bytes = allocated_bytes();
     }
   }
   // The last sessions may still be closing; what counts is that they do not add up.
-  EXPECT_LT(entries_of("/proc/self/fd"), fds + 40);
-  EXPECT_LE(entries_of("/proc/self/task"), threads + 2);
+  EXPECT_LT(open_descriptors(), fds + 40);
+  EXPECT_LE(running_threads(), threads + 2);
 #if defined(CROSSDOCK_COUNTS_ALLOCATIONS)
   const std::size_t allowed = 200 * (kCycles - kCycles / 10);
   const auto grown = [&] {
@@ -104,14 +89,14 @@ TEST_P(EnduranceOver, ConnectCyclesLeakNothing) {
 
 TEST_P(EnduranceOver, EnginesComeAndGo) {
   (void)make_engine(GetParam());
-  const auto fds = entries_of("/proc/self/fd");
-  const auto threads = entries_of("/proc/self/task");
+  const auto fds = open_descriptors();
+  const auto threads = running_threads();
   for (int i = 0; i < 50; ++i) {
     Pair pair(GetParam(), 4096);
     ASSERT_TRUE(pair.run({pair.write(0, 4096)}).ok());
   }
-  EXPECT_EQ(entries_of("/proc/self/fd"), fds);
-  EXPECT_EQ(entries_of("/proc/self/task"), threads);
+  EXPECT_EQ(open_descriptors(), fds);
+  EXPECT_EQ(running_threads(), threads);
 }
 
 TEST_P(EnduranceOver, SixtyFourThreadsSubmit) {
@@ -214,7 +199,7 @@ TEST(Endurance, OutOfDescriptorsIsAnErrorAndPasses) {
   auto source = make_engine("tcp");
   rlimit old{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
-  const rlimit tight{entries_of("/proc/self/fd") + 2, old.rlim_max};
+  const rlimit tight{open_descriptors() + 2, old.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   const auto failed = source.open(target.name(), Deadline::in(2s));
   const auto no_engine = Engine::create();

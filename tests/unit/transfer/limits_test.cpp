@@ -6,23 +6,10 @@
 #include <sys/resource.h>
 
 #include "support/engines.hpp"
+#include "support/process_use.hpp"
 
 namespace crossdock::testing {
 namespace {
-
-std::uint64_t metric(const Engine& engine, const std::string& name) {
-  const std::string text = engine.metrics();
-  const std::string line = "\n" + name + " ";
-  const auto at = text.find(line);
-  return at == std::string::npos ? 0 : std::stoull(text.substr(at + line.size()));
-}
-
-std::size_t open_descriptors() {
-  std::size_t n = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    ++n;
-  return n;
-}
 
 [[maybe_unused]] std::size_t resident_kib() {
   std::ifstream statm("/proc/self/statm");

@@ -8,14 +8,6 @@
 namespace crossdock::testing {
 namespace {
 
-// The value of a metric without labels.
-std::uint64_t metric(const Engine& engine, const std::string& name) {
-  const std::string text = engine.metrics();
-  const std::string line = "\n" + name + " ";
-  const auto at = text.find(line);
-  return at == std::string::npos ? 0 : std::stoull(text.substr(at + line.size()));
-}
-
 // The target refuses what still comes for a region that it releases. That is its verdict on those
 // requests: nothing is dialled again, and transfers to its other regions notice nothing.
 TEST(Retry, ARefusalIsNoFaultOfTheRails) {

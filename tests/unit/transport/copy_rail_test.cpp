@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "support/process_use.hpp"
 #include "support/transport_fixture.hpp"
 #include "transport/copy_bytes.hpp"
 
