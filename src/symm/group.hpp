@@ -29,8 +29,8 @@ class Group {
  public:
   // `layout` cuts the window (its `bytes` are the window's size) and is the same on all ranks, as
   // are world and backend; ranks that disagree all get kIncompatible naming both. A rank that
-  // fails makes all of them fail, naming it. `driver` null: the system's, when the backend is the
-  // GPU. On failure nothing is left behind.
+  // fails makes all of them fail, naming it. `driver` null: that of the setting cuda.driver, when
+  // the backend is the GPU. On failure nothing is left behind.
   static Result<std::unique_ptr<Group>> create(const GroupOptions& options,
                                                const device::SymmetricLayout& layout,
                                                const cuda::Driver* driver = nullptr);

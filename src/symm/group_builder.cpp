@@ -8,6 +8,7 @@
 
 #include <crossdock/core/version.hpp>
 
+#include "base/config.hpp"
 #include "symm/gpu.hpp"
 
 namespace crossdock::symm {
@@ -88,7 +89,8 @@ Result<> GroupBuilder::open_devices() {
     group_->local_.push_back(local.rank);
   if (options.backend == Backend::kCpu) return {};
   if (group_->driver_ == nullptr) {
-    CROSSDOCK_TRY(driver, cuda::Driver::load());
+    CROSSDOCK_TRY(config, base::Config::load());
+    CROSSDOCK_TRY(driver, cuda::Driver::load({.library = config.string("cuda.driver")}));
     group_->driver_ = driver;
   }
   for (const LocalRank& local : options.ranks) {

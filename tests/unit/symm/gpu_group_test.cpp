@@ -1,6 +1,7 @@
 // Groups on GPUs of one process, with the fake driver: where windows lie, and what is left behind
 // when anything fails, which is nothing.
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
 #include <gmock/gmock.h>
 
 #include "support/fake_cuda/fixture.hpp"
@@ -40,6 +41,20 @@ class GpuGroup : public crossdock::testing::FakeCudaTest {
     EXPECT_TRUE(fake_->live() == before_) << "something was left behind";
   }
 };
+
+TEST_F(GpuGroup, WithoutADriverTheSettingNamesIt) {
+  ASSERT_EQ(::setenv("CROSSDOCK_CUDA_DRIVER", CROSSDOCK_FAKE_CUDA, 1), 0);
+  {
+    const auto group = Group::create({.world = 2}, layout_of(kMiB));
+    ASSERT_TRUE(group.ok()) << group.error().describe();
+    EXPECT_EQ((*group)->driver(), driver_);
+  }
+  ASSERT_EQ(::setenv("CROSSDOCK_CUDA_DRIVER", "/nonexistent/driver.so", 1), 0);
+  const auto group = Group::create({.world = 2}, layout_of(kMiB));
+  ::unsetenv("CROSSDOCK_CUDA_DRIVER");
+  ASSERT_FALSE(group.ok());
+  EXPECT_THAT(group.error().message, HasSubstr("/nonexistent/driver.so"));
+}
 
 TEST_F(GpuGroup, WindowsLieAtAStrideInOneRange) {
   for (u32 world = 1; world <= 4; ++world) {
