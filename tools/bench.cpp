@@ -21,6 +21,8 @@ using bench::Rig;
 using bench::TransferBench;
 using transfer::Op;
 
+constexpr std::uint32_t kOperations = 20'000;  // of a latency
+
 struct ChildOptions {
   std::string kind;
   std::uint64_t bytes = 0;
@@ -107,12 +109,13 @@ std::vector<Family> whole_suite(const TransferBench& given) {
 }
 
 struct Ceilings {
-  Measurement copy, vm, stream;
+  Measurement copy, vm, stream, ping_pong;
 };
 
 void compare(Measurement& m, const Measurement& ceiling) {
   m.ceiling = ceiling.name;
-  m.ratio = ceiling.gb_per_s > 0 ? m.gb_per_s / ceiling.gb_per_s : 0;
+  if (ceiling.p50_us > 0) m.ratio = m.p50_us / ceiling.p50_us;
+  if (ceiling.gb_per_s > 0) m.ratio = m.gb_per_s / ceiling.gb_per_s;
 }
 
 Result<Ceilings> measure_ceilings(const TransferBench& options, std::vector<Measurement>& results) {
@@ -120,8 +123,9 @@ Result<Ceilings> measure_ceilings(const TransferBench& options, std::vector<Meas
   CROSSDOCK_TRY(copy, bench::measure_memcpy(scratch));
   CROSSDOCK_TRY(vm, bench::measure_vm_writev(scratch, 1 << 20));
   CROSSDOCK_TRY(stream, bench::measure_socket_stream(scratch));
-  results.insert(results.end(), {copy, vm, stream});
-  return Ceilings{copy, vm, stream};
+  CROSSDOCK_TRY(ping_pong, bench::measure_socket_ping_pong(kOperations));
+  results.insert(results.end(), {copy, vm, stream, ping_pong});
+  return Ceilings{copy, vm, stream, ping_pong};
 }
 
 Result<> measure_family(const TransferBench& options, const Family& family,
@@ -136,7 +140,8 @@ Result<> measure_family(const TransferBench& options, const Family& family,
     results.push_back(std::move(m));
   }
   for (const auto& shape : family.latencies) {
-    CROSSDOCK_TRY(m, rig.latency(shape, 20'000));
+    CROSSDOCK_TRY(m, rig.latency(shape, kOperations));
+    if (family.transport == "tcp") compare(m, ceilings.ping_pong);
     results.push_back(std::move(m));
   }
   return {};
@@ -181,9 +186,10 @@ int bench_transfer(const TransferBench& options) {
   if (options.role == "initiator" && options.peer.empty())
     return report(invalid_argument("--role initiator needs --peer, the name the target printed"));
   std::vector<Measurement> results;
-  if (const auto done = measure(options, results); !done.ok()) return report(done.error());
-  bench::print_report(options, results);
-  return kDone;
+  const auto done = measure(options, results);
+  // What was measured before a failure is told all the same.
+  if (!results.empty()) bench::print_report(options, results);
+  return done.ok() ? kDone : report(done.error());
 }
 
 void add_transfer(CLI::App& group) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace crossdock::transport {
 
@@ -23,5 +24,9 @@ void copy_cached(std::byte* to, const std::byte* from, std::size_t bytes) noexce
 // finish_streaming().
 void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 void finish_streaming() noexcept;
+
+// The ways to stream that this processor has, the one in use first; for tests.
+using StreamingCopy = void (*)(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
+std::span<const StreamingCopy> streaming_copies();
 
 }  // namespace crossdock::transport

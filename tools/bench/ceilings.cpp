@@ -23,6 +23,7 @@ namespace {
 using base::ChildProcess;
 
 constexpr std::uint64_t kPiece = 1 << 20;  // of a socket stream, as large as pays
+constexpr std::size_t kMessage = 64;       // of a ping-pong
 
 double gb_per_s(std::uint64_t bytes, std::uint64_t ns) {
   return static_cast<double>(bytes) / static_cast<double>(ns);
@@ -61,9 +62,10 @@ Result<> write_all_to(pid_t pid, std::uint64_t remote, const Pages& pages, std::
     std::size_t n = 0;
     std::uint64_t sum = 0;
     for (; n < kMaxBatch && offset + sum < bytes; ++n) {
-      local[n] = {pages.data() + offset + sum, block};
-      there[n] = {reinterpret_cast<void*>(remote + offset + sum), block};
-      sum += block;
+      const std::uint64_t length = std::min(block, bytes - offset - sum);
+      local[n] = {pages.data() + offset + sum, length};
+      there[n] = {reinterpret_cast<void*>(remote + offset + sum), length};
+      sum += length;
     }
     const auto done = ::process_vm_writev(pid, local, n, there, n, 0);
     if (done != static_cast<ssize_t>(sum)) return errno_error(errno, "process_vm_writev");
@@ -136,6 +138,46 @@ Result<Measurement> measure_socket_stream(const Scratch& scratch) {
       .name = "plain socket stream", .gb_per_s = median(rates), .cpu_s_per_gb = median(cpu)};
 }
 
+Result<Measurement> measure_socket_ping_pong(std::uint32_t operations) {
+  ChildProcess child({"bench", "transfer-child", "--kind", "echo", "--bytes", "64"});
+  const auto deadline = Deadline::in(std::chrono::minutes(2));
+  CROSSDOCK_TRY(address, base::parse_host_port(child.hear()));
+  CROSSDOCK_TRY(fd, base::connect_tcp(address, deadline));
+  std::byte message[kMessage]{};
+  std::vector<double> us;
+  us.reserve(operations);
+  for (std::uint32_t i = 0; i < operations + operations / 10; ++i) {
+    const auto begin = base::now_ns();
+    CROSSDOCK_CHECK_OK(base::send_all(fd.get(), message, deadline));
+    CROSSDOCK_CHECK_OK(base::recv_exact(fd.get(), message, deadline));
+    if (i >= operations / 10) us.push_back(static_cast<double>(base::now_ns() - begin) * 1e-3);
+  }
+  return Measurement{.name = "plain socket, 64 B there and back",
+                     .p50_us = median(us),
+                     .p99_us = quantile(us, 0.99)};
+}
+
+namespace {
+
+// The initiator's connection, once it is there. Says where it is awaited.
+Result<base::UniqueFd> accept_parent(Deadline deadline) {
+  CROSSDOCK_TRY(listener, base::listen_tcp(base::HostPort{"127.0.0.1", 0}, deadline));
+  base::say_parent(listener.address.to_string());
+  CROSSDOCK_CHECK_OK(base::wait_ready(listener.fd.get(), POLLIN, deadline));
+  CROSSDOCK_TRY(fd, base::accept_tcp(listener.fd.get()));
+  if (!fd.has_value()) return make_error(Code::kPeerLost, "the connection went away");
+  return *std::move(fd);
+}
+
+void echo(int fd, Deadline deadline) {
+  std::byte message[kMessage];
+  while (base::recv_exact(fd, message, deadline).ok() &&
+         base::send_all(fd, message, deadline).ok()) {
+  }
+}
+
+}  // namespace
+
 int run_ceiling_child(const std::string& kind, std::uint64_t bytes) {
   const Pages pages(bytes);
   if (!pages.valid()) return 1;
@@ -147,20 +189,20 @@ int run_ceiling_child(const std::string& kind, std::uint64_t bytes) {
     return 0;
   }
   const auto deadline = Deadline::in(std::chrono::minutes(5));
-  auto listener = base::listen_tcp(base::HostPort{"127.0.0.1", 0}, deadline);
-  if (!listener.ok()) return 1;
-  base::say_parent(listener->address.to_string());
-  if (!base::wait_ready(listener->fd.get(), POLLIN, deadline).ok()) return 1;
-  auto fd = base::accept_tcp(listener->fd.get());
-  if (!fd.ok() || !fd->has_value()) return 1;
+  const auto fd = accept_parent(deadline);
+  if (!fd.ok()) return 1;
+  if (kind == "echo") {
+    echo(fd->get(), deadline);
+    return 0;
+  }
   while (true) {
     for (std::uint64_t offset = 0; offset < bytes; offset += kPiece)
-      if (!base::recv_exact((*fd)->get(), {pages.data() + offset, std::min(kPiece, bytes - offset)},
+      if (!base::recv_exact(fd->get(), {pages.data() + offset, std::min(kPiece, bytes - offset)},
                             deadline)
                .ok())
         return 0;
     const std::byte done{1};
-    if (!base::send_all((*fd)->get(), {&done, 1}, deadline).ok()) return 0;
+    if (!base::send_all(fd->get(), {&done, 1}, deadline).ok()) return 0;
   }
 }
 

@@ -1,6 +1,6 @@
 // What `crossdock bench transfer` measures, as plain types shared by its parts: the options, one
 // case, one result. The parts: transfer.cpp (command line, order of cases), transfer_run.cpp (the
-// engine), ceilings.cpp (memcpy, process_vm_writev, socket stream), transfer_report.cpp (text and
+// engine), ceilings.cpp (memcpy, process_vm_writev, plain sockets), transfer_report.cpp (text and
 // JSON).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -67,7 +67,9 @@ struct Scratch {
 Result<Measurement> measure_memcpy(const Scratch& scratch);
 Result<Measurement> measure_vm_writev(const Scratch& scratch, std::uint64_t block_bytes);
 Result<Measurement> measure_socket_stream(const Scratch& scratch);
-// The child's end of the last two. Line protocol on stdin and stdout.
+// What two wake-ups and four passes through the socket layer take, no matter who asks for them.
+Result<Measurement> measure_socket_ping_pong(std::uint32_t operations);
+// The child's end of the last three. Line protocol on stdin and stdout.
 int run_ceiling_child(const std::string& kind, std::uint64_t bytes);
 
 // --- transfer_run.cpp: the engine ---

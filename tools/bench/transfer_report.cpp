@@ -56,10 +56,11 @@ Json measurement_json(const Measurement& m) {
 }
 
 std::string figure(const Measurement& m) {
-  if (m.p50_us > 0) return fmt::format("p50 {:7.2f} us   p99 {:7.2f} us", m.p50_us, m.p99_us);
   if (!m.refused.empty()) return "refused: " + m.refused;
   if (!m.unit.empty()) return fmt::format("{:8.2f} {}", m.value, m.unit);
-  std::string text = fmt::format("{:8.2f} GB/s", m.gb_per_s);
+  std::string text = m.p50_us > 0
+                         ? fmt::format("p50 {:7.2f} us   p99 {:7.2f} us", m.p50_us, m.p99_us)
+                         : fmt::format("{:8.2f} GB/s", m.gb_per_s);
   if (m.cpu_s_per_gb > 0) text += fmt::format("  {:5.2f} CPU-s/GB", m.cpu_s_per_gb);
   if (!m.ceiling.empty()) text += fmt::format("  {:5.2f} x {}", m.ratio, m.ceiling);
   return text;
