@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # gpu [--sanitize] [--bench-only|--test-only] [--json DIR]: build and run the GPU tests and benches
-# For a host with 1 or more GPUs, a CUDA toolkit, CMake, Ninja, g++ and Python. Third-party headers
-# come from .deps/ when it is there (./x vendor), else from the system. --sanitize runs the tests under
+# For a host with 1 or more GPUs, a CUDA toolkit, CMake, Ninja, g++ and Python. Third-party headers and
+# nanobind come from .deps/ when it is there (./x vendor), else from the system. The Python package is
+# built for the python3 on the PATH, which runs its tests and bench when it has torch. --sanitize runs the tests under
 # compute-sanitizer (memcheck, racecheck, synccheck). Benches print tables and
 # store the same as JSON in DIR (build/gpu/figures), from where it can be copied into bench/baseline/.
 # Kernels are compiled by the first bench, which times it, into build/gpu/kernels; tests and benches then
@@ -13,7 +14,7 @@ gpu_configure() {
   [[ -d $ROOT/.deps/usr ]] && more+=("-DCMAKE_PREFIX_PATH=$ROOT/.deps/usr")
   [[ -f build/gpu/build.ninja ]] ||
     cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DCROSSDOCK_WERROR=OFF \
-      "${more[@]}" >&2
+      "-DPython_EXECUTABLE=$(command -v python3)" "${more[@]}" >&2
 }
 
 gpu_sanitize() {
@@ -51,7 +52,9 @@ x_gpu() {
   command -v nvidia-smi >/dev/null || die "gpu: no nvidia-smi, so no GPU driver; see crossdock doctor"
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
-  cmake --build build/gpu --parallel "$(build_jobs)" --target gpu_cuda gpu_symm gpu_heap gpu_ep crossdock_cli >&2
+  local targets=(gpu_cuda gpu_symm gpu_heap gpu_ep crossdock_cli)
+  gpu_has_python && targets+=(crossdock_python)
+  cmake --build build/gpu --parallel "$(build_jobs)" --target "${targets[@]}" >&2
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
   mkdir -p "$json"
   # A failure does not keep the rest from running: time on such a host is short.
@@ -65,6 +68,9 @@ x_gpu() {
   [[ ${#broken[@]} -eq 0 ]] || die "gpu: failed: ${broken[*]}"
 }
 
+# Whether the Python package is part of the build; if not, cmake has said why.
+gpu_has_python() { [[ -d build/gpu/python/crossdock ]]; }
+
 gpu_tests() {
   ctest --test-dir build/gpu -L gpu --output-on-failure
 }
@@ -77,6 +83,17 @@ gpu_bench() {
   timeout 300 build/gpu/tools/crossdock bench "$name" --output "$folder/$name.json" "$@"
 }
 
+# Host time of calls from Python, where there is torch to make the tokens.
+gpu_bench_python() {
+  gpu_has_python || return 0
+  if ! python3 -c 'import torch' 2>/dev/null; then
+    say "bench python_ep: skipped, python3 has no torch"
+    return 0
+  fi
+  say "bench python_ep"
+  PYTHONPATH=build/gpu/python timeout 300 python3 -m crossdock.bench ep --output "$1/python_ep.json"
+}
+
 # Every GPU bench that this build has.
 gpu_benches() {
   local folder=$1 name failed=0 known
@@ -85,5 +102,6 @@ gpu_benches() {
     grep -Eq "^ +$name( |\$)" <<<"$known" || continue
     gpu_bench "$name" "$folder" || failed=1
   done
+  gpu_bench_python "$folder" || failed=1
   return "$failed"
 }

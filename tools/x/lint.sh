@@ -4,7 +4,7 @@
 # --fix lets clang-format rewrite. A check whose tool is missing fails; setup installs them.
 # SPDX-License-Identifier: Apache-2.0
 
-readonly CODE_FOLDERS=(include src tools tests device bench examples)
+readonly CODE_FOLDERS=(include src tools tests device bench examples python)
 
 # Tracked and new files below the code folders with one of the endings.
 code_files() {
@@ -44,7 +44,7 @@ check_headers() {
     python3 cmake/check_headers.py --include include --include src --include device src
 }
 
-check_shell() { shellcheck -x x tools/x/*.sh tools/x/lib/*.sh .ci/run; }
+check_shell() { shellcheck -x x tools/x/*.sh tools/x/lib/*.sh tests/python/*.sh .ci/run; }
 
 check_spelling() {
   git ls-files -c -o --exclude-standard | grep -vE '\.(svg|jsonl|json)$|^LICENSE$' |

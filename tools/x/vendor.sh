@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # vendor: fill .deps/ with the third-party headers and libraries, for a machine without a registry
-# Downloads the same Debian packages that `./x setup` installs and unpacks them below .deps/usr, which
-# git ignores and which stays under 20 MB. Needs apt-get and dpkg here, nothing on the other machine.
+# Downloads the same Debian packages that `./x setup` installs and unpacks them below .deps/usr, and
+# nanobind's sources from PyPI into .deps/nanobind. Git ignores .deps, which stays under 20 MB. Needs
+# apt-get, dpkg and Python with pip here, nothing on the other machine.
 # SPDX-License-Identifier: Apache-2.0
 
 readonly VENDORED=(libfmt-dev libfmt9 libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
@@ -18,6 +19,17 @@ x_vendor() {
   for package in "$work"/*.deb; do
     dpkg -x "$package" "$ROOT/.deps"
   done
+  vendor_nanobind "$work"
   rm -rf "$work" "$ROOT/.deps/usr/share/doc"
-  say ".deps holds $(du -sm "$ROOT/.deps" | cut -f1) MB: ${VENDORED[*]}"
+  say ".deps holds $(du -sm "$ROOT/.deps" | cut -f1) MB: ${VENDORED[*]} nanobind"
+}
+
+# A wheel of nanobind is its sources, with those of the one library it needs.
+vendor_nanobind() {
+  local requirement
+  requirement=$(grep '^nanobind' "$ROOT/python/requirements-dev.txt")
+  python3 -m pip download -q --no-deps --disable-pip-version-check -d "$1" "$requirement" >&2 ||
+    die "vendor cannot download $requirement from PyPI"
+  python3 -m zipfile -e "$1"/nanobind-*.whl "$ROOT/.deps"
+  rm -rf "$ROOT"/.deps/nanobind-*.dist-info
 }

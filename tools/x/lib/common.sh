@@ -27,10 +27,12 @@ build_jobs() {
   echo $((jobs > 0 ? jobs : 1))
 }
 
-# configure_and_build PRESET [TARGET]: quiet unless it fails or configures for the first time.
+# configure_and_build PRESET [TARGET]: quiet unless it fails or configures. A .venv that is newer than
+# the build tree has it look for Python again.
 configure_and_build() {
   local preset=$1 target=${2:-all}
-  [[ -f build/$preset/build.ninja ]] || cmake --preset "$preset" >&2
+  [[ -f build/$preset/build.ninja && build/$preset/build.ninja -nt .venv/complete ]] ||
+    cmake --preset "$preset" >&2
   cmake --build --preset "$preset" --target "$target" --parallel "$(build_jobs)" >&2
 }
 

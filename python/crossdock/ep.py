@@ -1,0 +1,409 @@
+"""Expert parallelism within one NVLink domain.
+
+``dispatch`` brings every token once to each rank that owns an expert it chose, straight into its final
+row; ``combine`` brings the experts' outputs back as one sum::
+
+    options = ep.Options(experts=256, top_k=8, max_tokens=4096, hidden=7168)
+    with ep.Group(options, world=4) as group:                   # a rank for each GPU of this process
+        with group.dispatch(x, ids, weights, rank=0) as handle:
+            n = handle.rows(timeout=5)                           # rows that arrive here
+            handle.expert_input.rows[:n] = experts(handle.received.rows[:n], handle.received.ids[:n])
+            y = group.combine(handle)
+
+Calls put work on the current stream of the tokens' framework and return; nothing waits for the GPU, and
+all of it may be captured into a CUDA graph. Every rank makes the same calls in the same order. Arrays
+that the library gives out are views of its memory: they keep the slot of their dispatch, and when the
+handle and all of them are gone, later dispatches may use it.
+
+With ``backend="twin"`` the same kernels run on the CPU, inside :meth:`Group.synchronize`, on NumPy
+arrays (or CPU tensors); outputs are there when it has returned. A test of a model needs no GPU then.
+
+Types: bf16 rows are ``torch.bfloat16``; NumPy has no such type, so there they are ``ml_dtypes.bfloat16``
+or, without that package, codes as ``uint16``; e4m3 likewise, as ``uint8``. What comes out follows what
+went in. Threads: a group may be used by several; its calls take turns.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from types import TracebackType
+from typing import Any, Iterable, Optional, Sequence, Tuple, Union
+
+from . import _arrays, _native
+from .errors import InvalidArgument
+
+#: A torch tensor, a NumPy array, a CuPy array, or any object with ``__dlpack__``.
+Array = Any
+#: A torch or CuPy stream, an object with ``__cuda_stream__``, or a CUstream as a number.
+Stream = Any
+
+__all__ = ["Array", "ExpertInput", "Group", "Grouped", "Handle", "Options", "Received", "Sizes",
+           "Statistics", "Stream", "default_combine_sms", "default_dispatch_sms", "sizes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a group is made for; the same on every rank."""
+
+    experts: int  #: of all ranks, dealt to them in contiguous ranges
+    top_k: int  #: choices of a token, 1 to 32
+    max_tokens: int  #: of one rank in one dispatch
+    hidden: int  #: values of a token, a multiple of 8; rows of at most 32 KiB
+    row_bytes: int = 0  #: the largest row delivered; 0: a row of bf16
+    scale_bytes: int = 0  #: the largest scales of a row; 0: an fp32 for 128 values
+    wide_ids: bool = False  #: expert ids are int64, as ``torch.topk`` makes them; else int32
+    slots: int = 2  #: dispatches whose output may be held at the same time
+    #: SMs of a dispatch and of a combine; 0: as many as fill the wire. A sequence: one number a rank.
+    dispatch_sms: Union[int, Sequence[int]] = 0
+    combine_sms: Union[int, Sequence[int]] = 0
+    wait: float = 2.0  #: seconds a kernel waits for a peer before the call fails, naming it
+    cast: bool = True  #: dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
+    expert_alignment: int = 0  #: rows by expert (group_rows): each begins at a multiple of it
+    statistics: bool = True  #: count selections of each expert and waits for each source
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Memory of one rank, in bytes."""
+
+    capacity: int  #: rows that can arrive
+    rows_bytes: int  #: of one slot: rows that can arrive, with all that goes with them
+    input_bytes: int  #: of one slot: expert outputs
+    control_bytes: int
+    window_bytes: int  #: symmetric: control and all slots
+    local_bytes: int  #: besides the window
+
+
+def sizes(options: Options, world: int) -> Sizes:
+    """The memory that a group of ``world`` ranks would take, and whether its options are right."""
+    return Sizes(**_native.ep_sizes(options, world))
+
+
+def default_dispatch_sms(world: int) -> int:
+    """SMs that fill the wire with dispatches of ``world`` ranks."""
+    return _native.ep_default_dispatch_sms(world)
+
+
+def default_combine_sms(world: int) -> int:
+    """SMs of a combine of ``world`` ranks."""
+    return _native.ep_default_combine_sms(world)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Sums over all dispatches of a rank."""
+
+    expert_selections: list[int]  #: of the experts of the rank
+    source_wait_ns: list[int]  #: waiting for the rows of each rank
+
+
+class Received:
+    """What a dispatch delivers: ``capacity`` rows, of which ``Handle.rows()`` are used, in the order
+    of their source rank, and of the tokens of one rank. Each part is made when it is asked for."""
+
+    __slots__ = ("_handle", "_rows_dtype", "_scales_dtype")
+
+    def __init__(self, handle: _native.Handle, rows_dtype: Any, scales_dtype: Any) -> None:
+        self._handle = handle
+        self._rows_dtype = rows_dtype
+        self._scales_dtype = scales_dtype
+
+    def _part(self, name: str, dtype: Optional[Any] = None) -> Any:
+        array = self._handle.received(name)
+        return None if array is None else _arrays.to_framework(array, self._handle.framework, dtype)
+
+    @property
+    def rows(self) -> Array:
+        """[capacity, values], of the type of the tokens; e4m3 where they were cast."""
+        return self._part("rows", self._rows_dtype)
+
+    @property
+    def scales(self) -> Optional[Array]:
+        """[capacity, scales of a row]; by column the strides are [1, columns]. None: there are none."""
+        return self._part("scales", self._scales_dtype)
+
+    @property
+    def ids(self) -> Array:
+        """[capacity, top_k] int32: the expert, counted from the first of this rank; -1: of another."""
+        return self._part("ids")
+
+    @property
+    def weights(self) -> Optional[Array]:
+        """[capacity, top_k] float32; 0 where ids are -1. None: the dispatch had none."""
+        return self._part("weights")
+
+    @property
+    def tokens(self) -> Array:
+        """[capacity] int32: the token's number at its rank."""
+        return self._part("tokens")
+
+    @property
+    def source_ends(self) -> Array:
+        """[world] int32: where the rows of each rank end."""
+        return self._part("source_ends")
+
+    @property
+    def expert_counts(self) -> Array:
+        """[experts of this rank] int32: choices of each, on the device, not padded."""
+        return self._part("expert_counts")
+
+
+class ExpertInput:
+    """Where the experts put their output: row ``i`` belongs to the received row ``i``."""
+
+    __slots__ = ("_handle", "_bf16")
+
+    def __init__(self, handle: _native.Handle, bf16: Any) -> None:
+        self._handle = handle
+        self._bf16 = bf16
+
+    @property
+    def rows(self) -> Array:
+        """[capacity, hidden] bf16: write here what ``combine`` shall add up."""
+        return _arrays.to_framework(self._handle.expert_input("rows"), self._handle.framework,
+                                    self._bf16)
+
+    @property
+    def weights(self) -> Array:
+        """[capacity, top_k] float32: what ``combine`` adds up with ``weights=True``."""
+        return _arrays.to_framework(self._handle.expert_input("weights"), self._handle.framework)
+
+
+class Handle:
+    """The routing and the memory of one dispatch. Its slot goes back to later dispatches when it is
+    closed (or dropped) and no array of it is left."""
+
+    __slots__ = ("_native", "_rows_dtype", "_sent_dtype", "_scales_dtype")
+
+    def __init__(self, native: _native.Handle, rows: Any, scales: Any, cast: bool) -> None:
+        self._native = native
+        self._sent_dtype = getattr(rows, "dtype", None)
+        self._scales_dtype = None if scales is None else getattr(scales, "dtype", None)
+        self._rows_dtype = (_arrays.e4m3_of(native.framework, self._sent_dtype)
+                            if cast else self._sent_dtype)
+
+    @property
+    def rank(self) -> int:
+        return self._native.rank
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this rank sent: rows of the combined output."""
+        return self._native.tokens
+
+    @property
+    def received(self) -> Received:
+        return Received(self._native, self._rows_dtype, self._scales_dtype)
+
+    @property
+    def expert_input(self) -> ExpertInput:
+        return ExpertInput(self._native,
+                           _arrays.bf16_of(self._native.framework, self._sent_dtype))
+
+    def rows(self, timeout: float = 10.0) -> int:
+        """How many rows arrive: known long before they are there. Waits for the rank's dispatch to
+        begin, without the GIL. Not for captured calls, whose launches come later."""
+        return self._native.rows(timeout)
+
+    def expert_counts(self, timeout: float = 10.0) -> list[int]:
+        """Choices of each expert of this rank, once all rows are there. Waits as :meth:`rows`."""
+        return self._native.expert_counts(timeout)
+
+    @property
+    def closed(self) -> bool:
+        return self._native.closed
+
+    def close(self) -> None:
+        """Gives the slot back, to the calls that come later in the stream. Twice is no error."""
+        self._native.close()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.tokens} tokens"
+        return f"<crossdock.ep.Handle of rank {self.rank}: {state}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """Received rows by expert: a place for every choice of an expert of this rank, expert by expert,
+    each beginning at a multiple of ``Options.expert_alignment``. Nothing is copied: places name rows."""
+
+    offsets: Array  #: [experts of the rank + 1] int32, padded
+    rows: Array  #: [places] int32: a received row, in order; -1: padding
+    positions: Array  #: [capacity, top_k] int32: the place of a choice of this rank
+
+
+Ranks = Iterable[Tuple[int, int]]
+
+
+class Group:
+    """The ranks of one NVLink domain, one or several of them in this process.
+
+    * All ranks in this process: ``Group(options, world=4)``, rank ``r`` on GPU ``r``; or, on the CPU,
+      ``Group(options, world=4, backend="twin")``.
+    * A process a rank, as under torchrun: ``Group(options, exchange=crossdock.torch_exchange())``; the
+      rank is the exchange's member, on torch's current device.
+    * Anything else: ``ranks=[(rank, device), ...]`` are those of this process.
+
+    Making a group is collective among its processes and compiles the kernels or loads them from the
+    cache; at most ``timeout`` seconds in all.
+    """
+
+    def __init__(self, options: Options, *, world: Optional[int] = None,
+                 ranks: Optional[Ranks] = None, backend: str = "gpu",
+                 exchange: Optional[_native.Exchange] = None, timeout: float = 60.0) -> None:
+        if backend not in ("gpu", "twin"):
+            raise InvalidArgument(f"backend = {backend!r} must be 'gpu' or 'twin'")
+        if world is None:
+            if exchange is None:
+                raise InvalidArgument("world is missing: how many ranks are there in all?")
+            world = exchange.members
+        local = list(ranks) if ranks is not None else []
+        if ranks is None and exchange is not None:
+            if exchange.members != world:
+                raise InvalidArgument(f"world = {world} ranks in {exchange.members} processes: say "
+                                      "which are in this one, ranks = [(rank, device), ...]")
+            local = [(exchange.member, _current_device() if backend == "gpu" else -1)]
+        self.options = options
+        self._native = _native.Group(options, world, local, backend == "twin", exchange, timeout)
+        only = self._native.ranks
+        self._only_rank = only[0][0] if len(only) == 1 else None
+
+    @property
+    def world(self) -> int:
+        return self._native.world
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks of this process."""
+        return [rank for rank, _ in self._native.ranks]
+
+    @property
+    def memory(self) -> Sizes:
+        return Sizes(**self._native.memory)
+
+    def dispatch(self, rows: Array, ids: Array, weights: Optional[Array] = None, *,
+                 scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
+                 rank: Optional[int] = None, stream: Optional[Stream] = None) -> Handle:
+        """Sends tokens to the ranks of their experts.
+
+        ``rows``: [tokens, values] of any type, rows of a multiple of 16 bytes, 16-byte aligned; bf16
+        with ``cast``, which makes e4m3 and an fp32 scale for 128 values. ``ids``: [tokens, top_k], -1
+        is masked. ``weights``: [tokens, top_k] float32. ``scales``: [tokens, n], go along with the rows;
+        ``scales_by_column`` delivers them (or those of a cast) as tensor maps want them. ``rank`` may be
+        left out where this process has one. ``stream``: default the current one of the rows' framework.
+
+        The arrays have to stay as they are until the dispatch has run. Raises :class:`crossdock.Busy`
+        when handles hold all slots.
+        """
+        native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast,
+                                       scales_by_column, stream)
+        return Handle(native, rows, scales, cast)
+
+    def group_rows(self, handle: Handle, *, stream: Optional[Stream] = None) -> Grouped:
+        """Lists the received rows by expert, after the dispatch in the stream."""
+        framework = handle._native.framework
+        return Grouped(*(_arrays.to_framework(array, framework)
+                         for array in self._native.group_rows(handle._native, stream)))
+
+    def reduce_rows(self, handle: Handle, by_place: Array, *, weighted: bool = False,
+                    stream: Optional[Stream] = None) -> None:
+        """Adds what the experts have made of each received row, bf16 ``[places, hidden]`` in the order
+        of :class:`Grouped`, into its row of ``handle.expert_input``: in the order of the choices, in
+        fp32, times the weights if ``weighted``. After ``group_rows`` of the same handle."""
+        self._native.reduce_rows(handle._native, by_place, weighted, stream)
+
+    def combine(self, handle: Handle, *, out: Optional[Array] = None,
+                bias: Union[Array, Sequence[Array]] = (),
+                weights: Union[bool, Array] = False, stream: Optional[Stream] = None) -> Any:
+        """Brings the rows of ``handle.expert_input`` of all ranks back: the sum for each token this rank
+        sent, bf16 [tokens, hidden], in fp32 in the order of the ranks, so its bits are the same in every
+        run. ``bias``: one or two arrays like the output, added first. ``out``: where the sum goes; by
+        default a new array. ``weights``: True, or an array [tokens, top_k] float32, to get the sums of
+        ``expert_input.weights`` too; the result is then (rows, weights)."""
+        native = handle._native
+        biases = list(bias) if isinstance(bias, (list, tuple)) else [bias]
+        if out is None:
+            out = _arrays.empty(self._native, native, "bfloat16", native.hidden, handle._sent_dtype)
+        wanted: Optional[Any] = None
+        if weights is True:
+            wanted = _arrays.empty(self._native, native, "float32", native.top_k, None)
+        elif weights is not False:
+            wanted = weights
+        self._native.combine(native, out, wanted, biases, stream)
+        return out if wanted is None else (out, wanted)
+
+    def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:
+        """Waits for what was called, then raises the first fault of a rank of this process. On GPUs it
+        waits for ``stream`` (default: the current one of the framework) and the ranks' own; in the twin
+        it runs what was called."""
+        self._native.synchronize(timeout, stream)
+
+    def check(self) -> None:
+        """Raises the first fault of a rank of this process, naming who is to blame. Never waits."""
+        self._native.check()
+
+    def reset(self, timeout: float = 30.0) -> None:
+        """After a fault: makes the group usable again. Collective among the processes, when no work of
+        the group is left on any stream. Handles from before stay valid as memory only."""
+        self._native.reset(timeout)
+
+    def statistics(self, rank: Optional[int] = None, timeout: float = 10.0) -> Statistics:
+        """Kept by the device over all dispatches; copied when asked for."""
+        selections, waits = self._native.statistics(self._rank(rank), timeout)
+        return Statistics(selections, waits)
+
+    @property
+    def closed(self) -> bool:
+        return self._native.closed
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Waits for what is on the GPU's streams and lets go of the memory, which goes when the last
+        handle and array are gone too. Local: peers are not waited for. Twice is no error. A group that
+        is dropped without it must have nothing running."""
+        if self._native.closed:
+            return
+        try:
+            if not self._native.twin:
+                self._native.synchronize(timeout, None)
+        finally:
+            self._native.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        try:
+            self.close()
+        except Exception:
+            # What went wrong inside the block says more than what follows from it.
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"ranks {self.local_ranks} of {self.world}"
+        return f"<crossdock.ep.Group: {state}>"
+
+    def _rank(self, rank: Optional[int]) -> int:
+        if rank is not None:
+            return rank
+        if self._only_rank is None:
+            raise InvalidArgument(f"rank is missing: this process has the ranks {self.local_ranks}")
+        return self._only_rank
+
+
+def _current_device() -> int:
+    """The GPU of a process that has one rank: torch's current one, else by torchrun's variable."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return int(torch.cuda.current_device())
+    return int(os.environ.get("LOCAL_RANK", "0"))

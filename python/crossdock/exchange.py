@@ -1,0 +1,75 @@
+"""How the processes of a group find each other while it is made or reset.
+
+One member is one process. All a group needs is an all-gather of bytes: over a metadata store, over
+``torch.distributed`` (and so under torchrun), or over any function of the caller. A group whose ranks
+are all in one process needs none.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import datetime
+from typing import Any, Callable, Optional, Sequence
+
+from ._native import Exchange
+from ._native import function_exchange as _function_exchange
+from ._native import store_exchange as _store_exchange
+
+__all__ = ["Exchange", "function_exchange", "store_exchange", "torch_exchange"]
+
+
+def store_exchange(url: str, name: str, member: int, members: int, *,
+                   timeout: float = 60.0) -> Exchange:
+    """Over the store at ``url``: ``tcp://host:port`` or ``http://host:port`` of ``crossdock store``,
+    ``file:///folder`` that all processes see, ``inproc://name`` within one process.
+
+    ``name`` is used for one group in the life of the store; every member gives the same one.
+    """
+    return _store_exchange(url, name, member, members, timeout)
+
+
+def function_exchange(member: int, members: int,
+                      all_gather: Callable[[bytes, float], Sequence[bytes]]) -> Exchange:
+    """Over a function that gets this member's bytes and the seconds it may take, and returns the
+    bytes of all members, by member. What it raises becomes the error of the group's call:
+    ``TimeoutError`` is ``DeadlineExceeded``, ``ConnectionError`` is ``PeerLost``."""
+    return _function_exchange(member, members, all_gather)
+
+
+def torch_exchange(group: Optional[Any] = None) -> Exchange:
+    """Over a process group of ``torch.distributed``, by default the one of all processes.
+
+    Used only while a group of ours is made or reset; its data never goes through it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        from .errors import InvalidArgument
+        raise InvalidArgument("torch_exchange: torch.distributed is not initialised: call "
+                              "init_process_group() first")
+    member, members = dist.get_rank(group), dist.get_world_size(group)
+    # NCCL gathers memory of GPUs only.
+    on_gpu = str(dist.get_backend(group)) == "nccl"
+
+    def gather(part: Any, seconds: float) -> list[Any]:
+        parts = [torch.empty_like(part) for _ in range(members)]
+        work = dist.all_gather(parts, part, group=group, async_op=True)
+        try:
+            work.wait(datetime.timedelta(seconds=max(seconds, 0.001)))
+        except RuntimeError as e:  # torch has no class of its own for this
+            if "imed out" in str(e) or "imeout" in str(e):
+                raise TimeoutError(f"torch.distributed: {e}") from e
+            raise ConnectionError(f"torch.distributed: {e}") from e
+        return [p.cpu() for p in parts]
+
+    def all_gather(data: bytes, seconds: float) -> list[bytes]:
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(
+            0, dtype=torch.uint8)
+        sizes = [int(s) for s in gather(torch.tensor([len(data)], device=device), seconds)]
+        padded = torch.zeros(max(max(sizes), 1), dtype=torch.uint8)
+        padded[:len(data)] = own
+        parts = gather(padded.to(device), seconds)
+        return [bytes(p[:size].tolist()) for p, size in zip(parts, sizes)]
+
+    return function_exchange(member, members, all_gather)

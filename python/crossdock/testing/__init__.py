@@ -1,0 +1,2 @@
+"""Plain references for tests, in NumPy: see :mod:`crossdock.testing.ep_reference`."""
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,129 @@
+// The class Group of crossdock._native. SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <utility>
+#include <vector>
+
+#include "bind.hpp"
+#include "ep_group.hpp"
+#include "ep_options.hpp"
+#include "errors.hpp"
+
+namespace crossdock::python {
+namespace {
+
+using RankList = std::vector<std::pair<uint32_t, int>>;
+
+struct Ranks {
+  uint32_t world;
+  RankList local;
+  bool cpu;
+  std::shared_ptr<symm::Exchange> exchange;
+  double timeout;
+};
+
+void make_group(Group* where, nb::handle options, const Ranks& ranks) {
+  ep::GroupOptions out;
+  out.ep = options_of(options);
+  out.ranks.world = ranks.world;
+  for (const auto& [rank, device] : ranks.local)
+    out.ranks.ranks.push_back({.rank = rank, .device = device});
+  out.ranks.backend = ranks.cpu ? symm::Backend::kCpu : symm::Backend::kGpu;
+  out.ranks.exchange = ranks.exchange;
+  out.ranks.timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(ranks.timeout, "timeout"));
+  auto made = [&] {
+    const nb::gil_scoped_release release;
+    return ep::Group::create(out);
+  }();
+  new (where) Group(value_or_raise(std::move(made)), out.ep);
+}
+
+nb::dict memory_of(const Group& group) {
+  const ep::Sizes& sizes = group.memory();
+  nb::dict out;
+  out["capacity"] = sizes.capacity;
+  out["rows_bytes"] = sizes.rows_bytes;
+  out["input_bytes"] = sizes.input_bytes;
+  out["control_bytes"] = sizes.control_bytes;
+  out["window_bytes"] = sizes.window_bytes;
+  out["local_bytes"] = sizes.local_bytes;
+  return out;
+}
+
+RankList ranks_of(const Group& group) {
+  RankList out;
+  for (const Group::LocalRank& local : group.ranks())
+    out.emplace_back(local.rank, local.device);
+  return out;
+}
+
+ArrayType type_named(const std::string& name) {
+  if (name == "float32") return kFloat32;
+  if (name == "bfloat16") return kBf16;
+  throw nb::value_error("empty(): float32 or bfloat16");
+}
+
+}  // namespace
+
+void add_ep_group(nb::module_& m) {
+  nb::class_<Group>(m, "Group")
+      .def(
+          "__init__",
+          [](Group* where, nb::object options, uint32_t world, RankList local, bool cpu,
+             std::shared_ptr<symm::Exchange> exchange, double timeout) {
+            make_group(where, options,
+                       {world, std::move(local), cpu, std::move(exchange), timeout});
+          },
+          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
+          nb::arg("exchange").none(), nb::arg("timeout"))
+      .def_prop_ro("world", &Group::world)
+      .def_prop_ro("twin", &Group::twin)
+      .def_prop_ro("closed", &Group::closed)
+      .def_prop_ro("ranks", &ranks_of)
+      .def_prop_ro("memory", &memory_of)
+      .def(
+          "dispatch",
+          [](Group& g, uint32_t rank, nb::object rows, nb::object ids, nb::object weights,
+             nb::object scales, bool cast, bool scales_by_column, nb::object stream) {
+            return g.dispatch(rank,
+                              {std::move(rows), std::move(ids), std::move(weights),
+                               std::move(scales), cast, scales_by_column},
+                              stream);
+          },
+          nb::arg("rank"), nb::arg("rows"), nb::arg("ids"), nb::arg("weights").none(),
+          nb::arg("scales").none(), nb::arg("cast"), nb::arg("scales_by_column"),
+          nb::arg("stream").none())
+      .def(
+          "combine",
+          [](Group& g, const Handle& handle, nb::object out, nb::object weights,
+             std::vector<nb::object> bias, nb::object stream) {
+            g.combine(handle, {std::move(out), std::move(weights), std::move(bias)}, stream);
+          },
+          nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
+          nb::arg("stream").none())
+      .def("group_rows", &Group::group_rows, nb::arg("handle"), nb::arg("stream").none())
+      .def("reduce_rows", &Group::reduce_rows, nb::arg("handle"), nb::arg("by_place"),
+           nb::arg("weighted"), nb::arg("stream").none())
+      .def(
+          "empty",
+          [](Group& g, uint32_t rank, const std::string& type, int64_t rows, int64_t columns) {
+            return g.empty(rank, type_named(type), rows, columns);
+          },
+          nb::arg("rank"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"))
+      .def("synchronize", &Group::synchronize, nb::arg("timeout"), nb::arg("stream").none())
+      .def("check", &Group::check)
+      .def("reset", &Group::reset, nb::arg("timeout"))
+      .def(
+          "statistics",
+          [](Group& g, uint32_t rank, double timeout) {
+            const ep::Statistics got = g.statistics(rank, timeout);
+            return std::pair(got.expert_selections, got.source_wait_ns);
+          },
+          nb::arg("rank"), nb::arg("timeout"))
+      .def("close", &Group::close);
+}
+
+}  // namespace crossdock::python

@@ -1,0 +1,170 @@
+// Group: making it, waiting, and the copies of the twin. See ep_group.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "ep_group.hpp"
+
+#include <cstring>
+#include <fmt/format.h>
+#include <utility>
+
+#include "cuda/stream.hpp"
+#include "ep/core.hpp"
+#include "errors.hpp"
+
+namespace crossdock::python {
+
+Group::Group(ep::Group group, const ep::Options& options)
+    : box_(std::make_shared<GroupBox>(std::move(group))), options_(options) {
+  const symm::Group& symmetric = box_->group().core().group();
+  world_ = symmetric.world();
+  twin_ = symmetric.backend() == symm::Backend::kCpu;
+  memory_ = box_->group().memory();
+  for (const uint32_t rank : symmetric.local_ranks()) {
+    const cuda::Context* const context = symmetric.rank(rank).device().context();
+    ranks_.push_back({rank, context == nullptr ? kHost : context->ordinal()});
+  }
+}
+
+std::shared_ptr<GroupBox> Group::open() const {
+  if (box_ == nullptr) raise(make_error(Code::kClosed, "ep: the group is closed: make a new one"));
+  return box_;
+}
+
+Group::Call Group::enter() const {
+  const auto box = open();
+  std::unique_lock<std::mutex> lock = box->enter();
+  // Somebody may have closed the group while this call waited for its turn.
+  return {open(), std::move(lock)};
+}
+
+int Group::device_of(uint32_t rank) const {
+  for (const LocalRank& local : ranks_)
+    if (local.rank == rank) return local.device;
+  raise(
+      invalid_argument(fmt::format("ep: rank {} is not one of the {} ranks of this process: see "
+                                   "Group.local_ranks",
+                                   rank, ranks_.size())));
+}
+
+// ---- the twin's copies -------------------------------------------------------------------------
+
+bool Group::in_heap(const Tensor& t, uint32_t rank) const {
+  const twin::World* const twin = box_->group().core().group().twin();
+  const auto* const heap = twin->heap(static_cast<int>(rank));
+  const auto* const data = static_cast<const unsigned char*>(t.data);
+  return data >= heap && data < heap + twin->heap_bytes();
+}
+
+const void* Group::readable(Tensor& t, uint32_t rank) {
+  if (!twin_ || t.shape[0] == 0) return t.data;
+  if (in_heap(t, rank)) {
+    copies_.held.push_back(nb::borrow(t.object));
+    return t.data;
+  }
+  const uint64_t row = t.row_bytes();
+  auto memory = value_or_raise(twin_memory(box_, rank, row * static_cast<uint64_t>(t.shape[0])));
+  for (int64_t i = 0; i < t.shape[0]; ++i)
+    std::memcpy(memory->as<std::uint8_t>() + static_cast<uint64_t>(i) * row,
+                static_cast<const std::uint8_t*>(t.data) + i * t.strides[0], row);
+  t.strides[0] = static_cast<int64_t>(row);
+  copies_.staged.push_back(std::move(memory));
+  return copies_.staged.back()->address();
+}
+
+void* Group::writable(const Tensor& t, uint32_t rank) {
+  if (!twin_ || t.shape[0] == 0) return t.data;
+  if (in_heap(t, rank) && t.dense()) {
+    copies_.held.push_back(nb::borrow(t.object));
+    return t.data;
+  }
+  const uint64_t bytes = t.row_bytes() * static_cast<uint64_t>(t.shape[0]);
+  auto memory = value_or_raise(twin_memory(box_, rank, bytes));
+  copies_.back.push_back({nb::borrow(t.object), t, std::move(memory)});
+  return copies_.back.back().memory->address();
+}
+
+Array Group::empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns) {
+  const auto [box, lock] = enter();
+  (void)device_of(rank);
+  const auto bytes = static_cast<uint64_t>(rows * columns) * type.bytes;
+  auto memory = value_or_raise(twin_memory(box_, rank, bytes));
+  void* const address = memory->address();
+  return matrix(std::move(memory), address, type, rows, columns);
+}
+
+// ---- waiting -----------------------------------------------------------------------------------
+
+namespace {
+
+void copy_rows_back(const Tensor& to, const std::uint8_t* from) {
+  const uint64_t row = to.row_bytes();
+  for (int64_t i = 0; i < to.shape[0]; ++i)
+    std::memcpy(static_cast<std::uint8_t*>(to.data) + i * to.strides[0],
+                from + static_cast<uint64_t>(i) * row, row);
+}
+
+}  // namespace
+
+void Group::synchronize(double timeout, nb::handle stream) {
+  const auto box = open();
+  const Deadline deadline = deadline_in(timeout);
+  std::vector<cuda::Stream> streams;
+  for (const LocalRank& local : ranks_) {
+    const ep::StreamPtr of_rank = stream_of(stream, framework_, local.device);
+    if (of_rank == nullptr) continue;
+    streams.push_back(
+        cuda::Stream::borrow(*box->group().core().group().rank(local.rank).device().context(),
+                             static_cast<cuda::StreamHandle>(of_rank)));
+  }
+  // In the twin waiting is running, which is a call; on GPUs others may launch meanwhile.
+  std::unique_lock<std::mutex> lock;
+  if (twin_) lock = enter().lock;
+  const Copies copies = std::exchange(copies_, {});
+  const auto wait = [&]() -> Result<> {
+    const nb::gil_scoped_release release;
+    for (const cuda::Stream& on : streams)
+      CROSSDOCK_CHECK_OK(on.synchronize(deadline));
+    return box->group().synchronize(deadline);
+  };
+  const Result<> done = wait();
+  for (const CopyBack& back : copies.back)
+    copy_rows_back(back.tensor, back.memory->as<std::uint8_t>());
+  value_or_raise(done);
+}
+
+void Group::check() {
+  value_or_raise(open()->group().check());
+}
+
+void Group::reset(double timeout) {
+  const auto box = open();
+  const Deadline deadline = deadline_in(timeout);
+  const auto reset = [&] {
+    const nb::gil_scoped_release release;
+    const auto lock = box->enter_without_gil();
+    return box->group().reset(deadline);
+  };
+  const Result<> done = reset();
+  copies_ = {};
+  value_or_raise(done);
+}
+
+ep::Statistics Group::statistics(uint32_t rank, double timeout) {
+  const auto box = open();
+  const Deadline deadline = deadline_in(timeout);
+  const auto read = [&] {
+    const nb::gil_scoped_release release;
+    const auto lock = box->enter_without_gil();
+    return box->group().statistics(rank, deadline);
+  };
+  return value_or_raise(read());
+}
+
+void Group::close() {
+  const auto box = box_;
+  if (box == nullptr) return;
+  const auto lock = box->enter();
+  copies_ = {};
+  box_.reset();
+}
+
+}  // namespace crossdock::python

@@ -1,0 +1,95 @@
+// Group of Python: the library's group, and for the twin the copies of the caller's arrays, which
+// kernels there can only read in memory of their rank. Each call makes Tokens or Combined of the
+// caller's arrays, checked so that a mistake is named in the caller's words.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ep_handle.hpp"
+
+namespace crossdock::python {
+
+// What dispatch() is given, as Python has it; objects may be None.
+struct DispatchArguments {
+  nb::object rows, ids, weights, scales;
+  bool cast = false;
+  bool scales_by_column = false;
+};
+struct CombineArguments {
+  nb::object out, weights;  // None: not wanted
+  std::vector<nb::object> bias;
+};
+
+class Group {
+ public:
+  struct LocalRank {
+    uint32_t rank;
+    int device;
+  };
+  Group(ep::Group group, const ep::Options& options);
+
+  Handle dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream);
+  void combine(const Handle& handle, const CombineArguments& arguments, nb::handle stream);
+  // offsets, rows, positions
+  std::vector<Array> group_rows(const Handle& handle, nb::handle stream);
+  void reduce_rows(const Handle& handle, nb::handle by_place, bool weighted, nb::handle stream);
+  void synchronize(double timeout, nb::handle stream);
+  void check();
+  void reset(double timeout);
+  ep::Statistics statistics(uint32_t rank, double timeout);
+  // Memory of the twin for outputs, [rows, columns].
+  Array empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns);
+  void close();
+
+  [[nodiscard]] const std::vector<LocalRank>& ranks() const { return ranks_; }
+  [[nodiscard]] uint32_t world() const { return world_; }
+  [[nodiscard]] bool twin() const { return twin_; }
+  [[nodiscard]] bool closed() const { return box_ == nullptr; }
+  [[nodiscard]] const ep::Sizes& memory() const { return memory_; }
+
+ private:
+  // A copy in the twin, and the caller's array it goes back to.
+  struct CopyBack {
+    nb::object object;
+    Tensor tensor;
+    std::shared_ptr<symm::LocalMemory> memory;
+  };
+  // Raises Closed after close(). Kept by the call: another thread may close the group meanwhile.
+  [[nodiscard]] std::shared_ptr<GroupBox> open() const;
+  // The same, for a call that others of the group have to wait for.
+  struct Call {
+    std::shared_ptr<GroupBox> box;
+    std::unique_lock<std::mutex> lock;
+  };
+  [[nodiscard]] Call enter() const;
+  [[nodiscard]] int device_of(uint32_t rank) const;
+  ep::Tokens tokens_of(uint32_t rank, const DispatchArguments& arguments, Payload& payload,
+                       Framework& framework);
+  ep::Tokens add_scales(ep::Tokens tokens, uint32_t rank, const DispatchArguments& arguments,
+                        Payload& payload);
+  Tensor argument(const char* call, const char* name, nb::handle object, uint32_t rank) const;
+  // Where the kernels of `rank` can read the tensor: on the GPU where it is, in the twin a copy.
+  const void* readable(Tensor& t, uint32_t rank);
+  // The same for what they write; after the next synchronize() it is in the caller's array.
+  void* writable(const Tensor& t, uint32_t rank);
+  [[nodiscard]] bool in_heap(const Tensor& t, uint32_t rank) const;
+
+  // What the calls since the last synchronize() need.
+  struct Copies {
+    std::vector<std::shared_ptr<symm::LocalMemory>> staged;
+    std::vector<nb::object> held;
+    std::vector<CopyBack> back;
+  };
+  std::shared_ptr<GroupBox> box_;
+  ep::Options options_;
+  ep::Sizes memory_;
+  uint32_t world_ = 1;
+  bool twin_ = false;
+  std::vector<LocalRank> ranks_;
+  Framework framework_ = Framework::kNone;  // of the last dispatch
+  Copies copies_;
+};
+
+}  // namespace crossdock::python

@@ -1,0 +1,82 @@
+// See ep_options.hpp. SPDX-License-Identifier: Apache-2.0
+#include "ep_options.hpp"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <vector>
+
+#include "bind.hpp"
+#include "errors.hpp"
+
+namespace crossdock::python {
+namespace {
+
+std::vector<std::uint32_t> numbers_of(nb::handle values, const char* name) {
+  std::vector<std::uint32_t> out;
+  for (const nb::handle value : nb::iter(values))
+    out.push_back(number_of(value, name));
+  return out;
+}
+
+// One number for all ranks, or one a rank.
+void read_sms(nb::handle options, const char* name, std::uint32_t& all,
+              std::vector<std::uint32_t>& each) {
+  const nb::object value = options.attr(name);
+  if (nb::isinstance<nb::int_>(value)) {
+    all = number_of(value, name);
+  } else {
+    each = numbers_of(value, name);
+  }
+}
+
+nb::dict sizes_of(nb::handle options, std::uint32_t world) {
+  const ep::Sizes sizes = value_or_raise(ep::sizes(options_of(options), world));
+  nb::dict out;
+  out["capacity"] = sizes.capacity;
+  out["rows_bytes"] = sizes.rows_bytes;
+  out["input_bytes"] = sizes.input_bytes;
+  out["control_bytes"] = sizes.control_bytes;
+  out["window_bytes"] = sizes.window_bytes;
+  out["local_bytes"] = sizes.local_bytes;
+  return out;
+}
+
+}  // namespace
+
+std::uint32_t number_of(nb::handle value, const char* name) {
+  std::uint32_t out = 0;
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, out))
+    raise(invalid_argument(fmt::format("{} = {} must be a whole number from 0 to 4294967295", name,
+                                       text_of(nb::object(nb::repr(value))))));
+  return out;
+}
+
+ep::Options options_of(nb::handle options) {
+  ep::Options out;
+  const auto read = [&](const char* name, std::uint32_t& field) {
+    field = number_of(options.attr(name), name);
+  };
+  read("experts", out.experts);
+  read("top_k", out.top_k);
+  read("max_tokens", out.max_tokens);
+  read("hidden", out.hidden);
+  read("row_bytes", out.row_bytes);
+  read("scale_bytes", out.scale_bytes);
+  read("slots", out.slots);
+  read("expert_alignment", out.expert_alignment);
+  read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);
+  read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
+  out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
+  out.cast = nb::cast<bool>(options.attr("cast"));
+  out.statistics = nb::cast<bool>(options.attr("statistics"));
+  out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");
+  return out;
+}
+
+void add_ep_options(nb::module_& m) {
+  m.def("ep_sizes", &sizes_of, nb::arg("options"), nb::arg("world"));
+  m.def("ep_default_dispatch_sms", &ep::default_dispatch_sms, nb::arg("world"));
+  m.def("ep_default_combine_sms", &ep::default_combine_sms, nb::arg("world"));
+}
+
+}  // namespace crossdock::python

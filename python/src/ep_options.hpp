@@ -1,0 +1,18 @@
+// Options of crossdock.ep, dataclasses there, as the library's structs. Needs the GIL.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <crossdock/ep/group.hpp>
+
+namespace nb = nanobind;
+
+namespace crossdock::python {
+
+// Raises InvalidArgument naming the field where one is no number of its range.
+ep::Options options_of(nb::handle options);
+// `value` as a number of 32 bits; `name` is for the message.
+std::uint32_t number_of(nb::handle value, const char* name);
+
+}  // namespace crossdock::python

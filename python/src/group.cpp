@@ -1,0 +1,94 @@
+// See group.hpp. SPDX-License-Identifier: Apache-2.0
+#include "group.hpp"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "ep/core.hpp"
+#include "errors.hpp"
+
+namespace crossdock::python {
+namespace {
+
+// The legacy default stream, which frameworks call 0. For the library null is the rank's own
+// stream.
+constexpr std::uintptr_t kLegacyStream = 1;
+
+ep::StreamPtr stream_from(std::uintptr_t handle) {
+  return reinterpret_cast<ep::StreamPtr>(handle == 0 ? kLegacyStream : handle);
+}
+
+// torch's current stream: by the call that compiled code uses, which takes 0.1 us.
+std::uintptr_t torch_stream(int device) {
+  static PyObject* raw = nullptr;
+  if (raw == nullptr) {
+    const nb::object internals = nb::module_::import_("torch").attr("_C");
+    if (nb::hasattr(internals, "_cuda_getCurrentRawStream"))
+      raw = nb::object(internals.attr("_cuda_getCurrentRawStream")).release().ptr();
+  }
+  if (raw != nullptr) return nb::cast<std::uintptr_t>(nb::handle(raw)(device));
+  const nb::object current = nb::module_::import_("torch.cuda").attr("current_stream")(device);
+  return nb::cast<std::uintptr_t>(current.attr("cuda_stream"));
+}
+
+std::uintptr_t cupy_stream(int device) {
+  const nb::object current = nb::module_::import_("cupy.cuda").attr("get_current_stream")(device);
+  return nb::cast<std::uintptr_t>(current.attr("ptr"));
+}
+
+}  // namespace
+
+std::unique_lock<std::mutex> GroupBox::enter() {
+  std::unique_lock lock(calls_, std::try_to_lock);
+  if (!lock) {
+    const nb::gil_scoped_release release;
+    lock.lock();
+  }
+  give_back();
+  return lock;
+}
+std::unique_lock<std::mutex> GroupBox::enter_without_gil() {
+  std::unique_lock lock(calls_);
+  give_back();
+  return lock;
+}
+
+void GroupBox::retire(std::shared_ptr<const void> dropped) noexcept {
+  const std::lock_guard lock(dropped_mutex_);
+  dropped_.push_back(std::move(dropped));
+}
+
+void GroupBox::give_back() {
+  std::vector<std::shared_ptr<const void>> dropped;
+  {
+    const std::lock_guard lock(dropped_mutex_);
+    dropped.swap(dropped_);
+  }
+}
+
+Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<GroupBox>& box,
+                                                       uint32_t rank, uint64_t bytes) {
+  symm::Rank& on = box->group().core().group().rank(rank);
+  CROSSDOCK_TRY(memory, on.allocate(bytes == 0 ? 1 : bytes));
+  return keep(box, std::move(memory));
+}
+
+ep::StreamPtr stream_of(nb::handle given, Framework framework, int device) {
+  if (device == kHost) return nullptr;
+  if (!given.is_none()) {
+    if (nb::isinstance<nb::int_>(given)) return stream_from(nb::cast<std::uintptr_t>(given));
+    for (const char* name : {"cuda_stream", "ptr"})
+      if (nb::hasattr(given, name)) return stream_from(nb::cast<std::uintptr_t>(given.attr(name)));
+    if (nb::hasattr(given, "__cuda_stream__"))
+      return stream_from(nb::cast<std::uintptr_t>(given.attr("__cuda_stream__")()[1]));
+    raise(invalid_argument(fmt::format(
+        "stream is a {}: give a torch or CuPy stream, an object with __cuda_stream__, or "
+        "a CUstream as a number",
+        nb::cast<std::string>(given.type().attr("__name__")))));
+  }
+  if (framework == Framework::kTorch) return stream_from(torch_stream(device));
+  if (framework == Framework::kCupy) return stream_from(cupy_stream(device));
+  return nullptr;
+}
+
+}  // namespace crossdock::python

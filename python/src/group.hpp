@@ -1,0 +1,61 @@
+// What Python's Group and Handle hold. The rules of threads: calls of one group are serialised by
+// `calls`, which is never waited for with the GIL held, so that a call which waits without the GIL
+// may hold it. What Python drops (handles, memory of the twin) can go on any thread, with or
+// without the GIL: it is only put on a list, and the next call gives it back to the library.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <nanobind/nanobind.h>
+#include <vector>
+
+#include <crossdock/ep/group.hpp>
+
+#include "symm/memory.hpp"
+#include "tensor.hpp"
+
+namespace crossdock::python {
+
+// A group and what was dropped of it. Shared by the Python objects made from it; the last of them
+// ends it.
+class GroupBox {
+ public:
+  explicit GroupBox(ep::Group group) : group_(std::move(group)) {}
+
+  // Held during a call; gives back what was dropped. Needs the GIL, and lets it go while it waits.
+  [[nodiscard]] std::unique_lock<std::mutex> enter();
+  // The same for a thread that has let the GIL go.
+  [[nodiscard]] std::unique_lock<std::mutex> enter_without_gil();
+  [[nodiscard]] ep::Group& group() { return group_; }
+  // From any thread.
+  void retire(std::shared_ptr<const void> dropped) noexcept;
+
+ private:
+  void give_back();
+
+  std::mutex calls_;
+  ep::Group group_;
+  std::mutex dropped_mutex_;
+  std::vector<std::shared_ptr<const void>> dropped_;
+};
+
+// Keeps something of the library until the last Python object that needs it is gone.
+template <class T>
+std::shared_ptr<T> keep(std::shared_ptr<GroupBox> box, T value) {
+  auto* const kept = new std::shared_ptr<T>(std::make_shared<T>(std::move(value)));
+  return std::shared_ptr<T>(kept->get(), [box = std::move(box), kept](T*) {
+    box->retire(std::move(*kept));
+    delete kept;
+  });
+}
+
+// Memory of a rank in the twin, as owner of what Python sees.
+Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<GroupBox>& box,
+                                                       uint32_t rank, uint64_t bytes);
+
+// The stream of a call: what the caller gave (a number, or an object of torch, CuPy or any with
+// __cuda_stream__), else the current one of the framework, else null: the rank's own.
+ep::StreamPtr stream_of(nb::handle given, Framework framework, int device);
+
+}  // namespace crossdock::python

@@ -1,0 +1,14 @@
+// crossdock._native: what the typed modules of python/crossdock are made of. Not an API of its own.
+// SPDX-License-Identifier: Apache-2.0
+#include "bind.hpp"
+
+NB_MODULE(_native, m) {
+  namespace python = crossdock::python;
+  m.doc() = "Native part of crossdock; use crossdock and crossdock.ep.";
+  python::add_core(m);
+  python::add_array(m);
+  python::add_exchange(m);
+  python::add_ep_options(m);
+  python::add_ep_handle(m);
+  python::add_ep_group(m);
+}

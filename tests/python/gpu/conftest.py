@@ -1,0 +1,20 @@
+"""Tests on GPUs: every rank a GPU of this host, tokens from torch. All are skipped, saying why, where
+there is no torch or no GPU."""
+# SPDX-License-Identifier: Apache-2.0
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # cases.py
+
+
+def pytest_collection_modifyitems(items):
+    try:
+        import torch
+        why = None if torch.cuda.is_available() else "torch finds no GPU"
+    except ImportError:
+        why = "torch is not installed"
+    for item in items:
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=why))
