@@ -122,16 +122,15 @@ ep::Tokens Group::tokens_of(uint32_t rank, const DispatchArguments& a, Payload& 
 }
 
 Handle Group::dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream) {
-  const auto [box, lock] = enter();
+  const auto [box, lock] = enter(rank);
   Handle out;
   out.rank = rank;
   out.device = device_of(rank);
   const ep::Tokens tokens = tokens_of(rank, arguments, out.payload, out.framework);
   framework_ = out.framework;
-  ep::Handle made = value_or_raise(
-      box->group().dispatch(rank, tokens, stream_of(stream, out.framework, out.device)));
-  out.handle = keep(box, std::move(made));
-  out.group = box;
+  const ep::StreamPtr on = stream_of(stream, out.framework, out.device);
+  ep::Handle made = value_or_raise(launch([&] { return box->group().dispatch(rank, tokens, on); }));
+  out.handle = keep(box, rank, std::move(made));
   out.tokens = tokens.count;
   out.top_k = options_.top_k;
   out.hidden = options_.hidden;
@@ -141,8 +140,8 @@ Handle Group::dispatch(uint32_t rank, const DispatchArguments& arguments, nb::ha
 }
 
 void Group::combine(const Handle& handle, const CombineArguments& a, nb::handle stream) {
-  const auto [box, lock] = enter();
-  const ep::Handle& from = handle.open();
+  const auto [box, lock] = enter(handle.rank);
+  const auto from = handle.open();
   const uint32_t rank = handle.rank;
   const Tensor out = argument(kCombine, "out", a.out, rank);
   need_bf16_rows(kCombine, out, handle.tokens, options_.hidden);
@@ -162,20 +161,23 @@ void Group::combine(const Handle& handle, const CombineArguments& a, nb::handle 
     need_matrix(kCombine, weights, handle.tokens, options_.top_k);
     combined.weights = static_cast<float*>(writable(weights, rank));
   }
-  value_or_raise(
-      box->group().combine(from, combined, stream_of(stream, handle.framework, handle.device)));
+  const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
+  value_or_raise(launch([&] { return box->group().combine(*from, combined, on); }));
 }
 
 std::vector<Array> Group::group_rows(const Handle& handle, nb::handle stream) {
-  const auto [box, lock] = enter();
-  const ep::Grouped grouped = value_or_raise(
-      box->group().group_rows(handle.open(), stream_of(stream, handle.framework, handle.device)));
-  const auto capacity = static_cast<int64_t>(handle.open().received().capacity);
+  const auto [box, lock] = enter(handle.rank);
+  const auto from = handle.open();
+  const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
+  const ep::Grouped grouped =
+      value_or_raise(launch([&] { return box->group().group_rows(*from, on); }));
+  const auto capacity = static_cast<int64_t>(from->received().capacity);
+  const std::shared_ptr<const void> owner = from;
   const auto writable = [](const void* address) { return const_cast<void*>(address); };
   std::vector<Array> out = {
-      vector(handle.handle, writable(grouped.offsets), kInt32, handle.experts + 1),
-      vector(handle.handle, writable(grouped.rows), kInt32, static_cast<int64_t>(grouped.places)),
-      matrix(handle.handle, writable(grouped.positions), kInt32, capacity, options_.top_k)};
+      vector(owner, writable(grouped.offsets), kInt32, handle.experts + 1),
+      vector(owner, writable(grouped.rows), kInt32, static_cast<int64_t>(grouped.places)),
+      matrix(owner, writable(grouped.positions), kInt32, capacity, options_.top_k)};
   for (Array& array : out)
     array.device = handle.device;
   return out;
@@ -183,13 +185,14 @@ std::vector<Array> Group::group_rows(const Handle& handle, nb::handle stream) {
 
 void Group::reduce_rows(const Handle& handle, nb::handle by_place, bool weighted,
                         nb::handle stream) {
-  const auto [box, lock] = enter();
-  const ep::Handle& from = handle.open();
+  const auto [box, lock] = enter(handle.rank);
+  const auto from = handle.open();
   Tensor t = argument(kReduce, "by_place", by_place, handle.rank);
   need_bf16_rows(kReduce, t, -1, options_.hidden);
   const void* const rows = readable(t, handle.rank);
-  value_or_raise(box->group().reduce_rows(from, rows, t.row_stride(), weighted,
-                                          stream_of(stream, handle.framework, handle.device)));
+  const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
+  value_or_raise(
+      launch([&] { return box->group().reduce_rows(*from, rows, t.row_stride(), weighted, on); }));
 }
 
 }  // namespace crossdock::python

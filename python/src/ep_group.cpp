@@ -29,9 +29,9 @@ std::shared_ptr<GroupBox> Group::open() const {
   return box_;
 }
 
-Group::Call Group::enter() const {
+Group::Call Group::enter(uint32_t rank) const {
   const auto box = open();
-  std::unique_lock<std::mutex> lock = box->enter();
+  std::unique_lock<std::mutex> lock = box->enter(rank);
   // Somebody may have closed the group while this call waited for its turn.
   return {open(), std::move(lock)};
 }
@@ -83,7 +83,7 @@ void* Group::writable(const Tensor& t, uint32_t rank) {
 }
 
 Array Group::empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns) {
-  const auto [box, lock] = enter();
+  const auto [box, lock] = enter(rank);
   (void)device_of(rank);
   const auto bytes = static_cast<uint64_t>(rows * columns) * type.bytes;
   auto memory = value_or_raise(twin_memory(box_, rank, bytes));
@@ -117,7 +117,7 @@ void Group::synchronize(double timeout, nb::handle stream) {
   }
   // In the twin waiting is running, which is a call; on GPUs others may launch meanwhile.
   std::unique_lock<std::mutex> lock;
-  if (twin_) lock = enter().lock;
+  if (twin_) lock = enter(ranks_.front().rank).lock;
   const Copies copies = std::exchange(copies_, {});
   const auto wait = [&]() -> Result<> {
     const nb::gil_scoped_release release;
@@ -140,7 +140,7 @@ void Group::reset(double timeout) {
   const Deadline deadline = deadline_in(timeout);
   const auto reset = [&] {
     const nb::gil_scoped_release release;
-    const auto lock = box->enter_without_gil();
+    const auto locks = box->enter_all();
     return box->group().reset(deadline);
   };
   const Result<> done = reset();
@@ -153,7 +153,7 @@ ep::Statistics Group::statistics(uint32_t rank, double timeout) {
   const Deadline deadline = deadline_in(timeout);
   const auto read = [&] {
     const nb::gil_scoped_release release;
-    const auto lock = box->enter_without_gil();
+    const auto locks = box->enter_all();
     return box->group().statistics(rank, deadline);
   };
   return value_or_raise(read());
@@ -162,7 +162,6 @@ ep::Statistics Group::statistics(uint32_t rank, double timeout) {
 void Group::close() {
   const auto box = box_;
   if (box == nullptr) return;
-  const auto lock = box->enter();
   copies_ = {};
   box_.reset();
 }

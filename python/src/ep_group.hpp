@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ep_handle.hpp"
@@ -63,7 +64,14 @@ class Group {
     std::shared_ptr<GroupBox> box;
     std::unique_lock<std::mutex> lock;
   };
-  [[nodiscard]] Call enter() const;
+  [[nodiscard]] Call enter(uint32_t rank) const;
+  // Runs a call of the library. On GPUs without the GIL: a launch may have to wait for its queue.
+  template <class Run>
+  auto launch(const Run& run) const {
+    std::optional<nb::gil_scoped_release> release;
+    if (!twin_) release.emplace();
+    return run();
+  }
   [[nodiscard]] int device_of(uint32_t rank) const;
   ep::Tokens tokens_of(uint32_t rank, const DispatchArguments& arguments, Payload& payload,
                        Framework& framework);

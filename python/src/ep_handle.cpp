@@ -40,7 +40,7 @@ void* writable(const void* address) {
 
 // One part of what arrived; nothing where the dispatch brought none.
 std::optional<Array> received(const Handle& h, std::string_view part) {
-  const ep::Received& got = h.open().received();
+  const ep::Received& got = h.open()->received();
   const auto& owner = h.handle;
   if (part == "rows")
     return on_device(h,
@@ -60,9 +60,9 @@ std::optional<Array> received(const Handle& h, std::string_view part) {
 }
 
 Array expert_input(const Handle& h, std::string_view part) {
-  const ep::Handle& open = h.open();
-  const ep::ExpertInput& input = open.expert_input();
-  const auto capacity = static_cast<int64_t>(open.received().capacity);
+  const auto open = h.open();
+  const ep::ExpertInput& input = open->expert_input();
+  const auto capacity = static_cast<int64_t>(open->received().capacity);
   if (part == "rows")
     return on_device(h, matrix(h.handle, input.rows, h.bf16(), capacity, h.hidden));
   if (part == "weights")
@@ -70,11 +70,10 @@ Array expert_input(const Handle& h, std::string_view part) {
   throw nb::attribute_error("no such part of the expert input");
 }
 
-// Waits without the GIL; the copy keeps the dispatch while another thread may close the handle.
+// Waits without the GIL.
 template <class Wait>
 auto wait_for(const Handle& h, double timeout, const Wait& wait) {
-  (void)h.open();
-  const std::shared_ptr<ep::Handle> kept = h.handle;
+  const auto kept = h.open();
   const Deadline deadline = deadline_in(timeout);
   auto result = [&] {
     const nb::gil_scoped_release release;
@@ -93,13 +92,13 @@ std::vector<uint32_t> expert_counts(const Handle& h, double timeout) {
 
 }  // namespace
 
-const ep::Handle& Handle::open() const {
+std::shared_ptr<const ep::Handle> Handle::open() const {
   if (!handle)
     raise(make_error(Code::kClosed,
                      fmt::format("ep: the handle of rank {} is closed: its slot belongs to later "
                                  "dispatches; use it before close()",
                                  rank)));
-  return *handle;
+  return handle;
 }
 
 ArrayType Handle::bf16() const {
@@ -116,11 +115,7 @@ void add_ep_handle(nb::module_& m) {
       .def_ro("device", &Handle::device)
       .def_prop_ro("framework", [](const Handle& h) { return static_cast<int>(h.framework); })
       .def_prop_ro("closed", [](const Handle& h) { return h.handle == nullptr; })
-      .def("close",
-           [](Handle& h) {
-             h.handle.reset();
-             h.group.reset();
-           })
+      .def("close", [](Handle& h) { h.handle.reset(); })
       .def("received", &received, nb::arg("part"))
       .def("expert_input", &expert_input, nb::arg("part"))
       .def("rows", &rows, nb::arg("timeout"))

@@ -21,7 +21,6 @@ struct Payload {
 
 struct Handle {
   std::shared_ptr<ep::Handle> handle;  // null once closed
-  std::shared_ptr<GroupBox> group;
   uint32_t rank = 0;
   uint32_t tokens = 0;  // sent
   uint32_t top_k = 0;
@@ -32,8 +31,8 @@ struct Handle {
   Framework framework = Framework::kNone;
   Payload payload;
 
-  // Raises Closed after close().
-  [[nodiscard]] const ep::Handle& open() const;
+  // Raises Closed after close(). Kept by a call that lets the GIL go: another thread may close it.
+  [[nodiscard]] std::shared_ptr<const ep::Handle> open() const;
   // bf16 as the framework of the tokens can take it.
   [[nodiscard]] ArrayType bf16() const;
 };

@@ -1,6 +1,7 @@
 // See group.hpp. SPDX-License-Identifier: Apache-2.0
 #include "group.hpp"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
@@ -38,39 +39,56 @@ std::uintptr_t cupy_stream(int device) {
 
 }  // namespace
 
-std::unique_lock<std::mutex> GroupBox::enter() {
-  std::unique_lock lock(calls_, std::try_to_lock);
+GroupBox::GroupBox(ep::Group group) : group_(std::move(group)) {
+  const bool twin = group_.core().group().twin() != nullptr;
+  const std::size_t lanes = twin ? 1 : std::max<std::size_t>(group_.local_ranks().size(), 1);
+  for (std::size_t i = 0; i < lanes; ++i)
+    lanes_.push_back(std::make_unique<Lane>());
+}
+
+GroupBox::Lane& GroupBox::lane(uint32_t rank) {
+  const auto ranks = group_.local_ranks();
+  for (std::size_t i = 0; i < lanes_.size() && i < ranks.size(); ++i)
+    if (ranks[i] == rank) return *lanes_[i];
+  return *lanes_.front();
+}
+
+std::unique_lock<std::mutex> GroupBox::enter(uint32_t rank) {
+  Lane& of_rank = lane(rank);
+  std::unique_lock lock(of_rank.calls, std::try_to_lock);
   if (!lock) {
     const nb::gil_scoped_release release;
     lock.lock();
   }
-  give_back();
+  of_rank.give_back();
   return lock;
 }
-std::unique_lock<std::mutex> GroupBox::enter_without_gil() {
-  std::unique_lock lock(calls_);
-  give_back();
-  return lock;
-}
-
-void GroupBox::retire(std::shared_ptr<const void> dropped) noexcept {
-  const std::lock_guard lock(dropped_mutex_);
-  dropped_.push_back(std::move(dropped));
-}
-
-void GroupBox::give_back() {
-  std::vector<std::shared_ptr<const void>> dropped;
-  {
-    const std::lock_guard lock(dropped_mutex_);
-    dropped.swap(dropped_);
+std::vector<std::unique_lock<std::mutex>> GroupBox::enter_all() {
+  std::vector<std::unique_lock<std::mutex>> locks;
+  for (const auto& each : lanes_) {
+    locks.emplace_back(each->calls);
+    each->give_back();
   }
+  return locks;
+}
+
+void GroupBox::retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept {
+  Lane& of_rank = lane(rank);
+  const std::lock_guard lock(of_rank.dropped_mutex);
+  of_rank.dropped.push_back(std::move(dropped));
+}
+
+void GroupBox::Lane::give_back() {
+  std::vector<std::shared_ptr<const void>> gone;
+  const std::lock_guard lock(dropped_mutex);
+  gone.swap(dropped);
 }
 
 Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<GroupBox>& box,
                                                        uint32_t rank, uint64_t bytes) {
   symm::Rank& on = box->group().core().group().rank(rank);
   CROSSDOCK_TRY(memory, on.allocate(bytes == 0 ? 1 : bytes));
-  return keep(box, std::move(memory));
+  return keep(box, rank, std::move(memory));
 }
 
 ep::StreamPtr stream_of(nb::handle given, Framework framework, int device) {

@@ -1,7 +1,9 @@
-// What Python's Group and Handle hold. The rules of threads: calls of one group are serialised by
-// `calls`, which is never waited for with the GIL held, so that a call which waits without the GIL
-// may hold it. What Python drops (handles, memory of the twin) can go on any thread, with or
-// without the GIL: it is only put on a list, and the next call gives it back to the library.
+// What Python's Group and Handle hold. The rules of threads: calls of one rank are serialised by
+// its lane (in the twin all ranks share one), which is never waited for with the GIL held, so that
+// a call which has let the GIL go may hold it. A launch that finds its stream's queue full waits;
+// it keeps neither the GIL nor another rank's lane from the call that it waits for. What Python
+// drops (handles, memory of the twin) can go on any thread, with or without the GIL: it is only put
+// on a list, and the next call of the rank gives it back to the library.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,31 +23,38 @@ namespace crossdock::python {
 // ends it.
 class GroupBox {
  public:
-  explicit GroupBox(ep::Group group) : group_(std::move(group)) {}
+  explicit GroupBox(ep::Group group);
 
-  // Held during a call; gives back what was dropped. Needs the GIL, and lets it go while it waits.
-  [[nodiscard]] std::unique_lock<std::mutex> enter();
-  // The same for a thread that has let the GIL go.
-  [[nodiscard]] std::unique_lock<std::mutex> enter_without_gil();
+  // Held during a call of the rank; gives back what was dropped. Needs the GIL, and lets it go
+  // while it waits. A rank that is not of this process has the first lane: its call is refused
+  // later.
+  [[nodiscard]] std::unique_lock<std::mutex> enter(uint32_t rank);
+  // All lanes, for a thread that has let the GIL go.
+  [[nodiscard]] std::vector<std::unique_lock<std::mutex>> enter_all();
   [[nodiscard]] ep::Group& group() { return group_; }
   // From any thread.
-  void retire(std::shared_ptr<const void> dropped) noexcept;
+  void retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept;
 
  private:
-  void give_back();
+  struct Lane {
+    std::mutex calls;
+    std::mutex dropped_mutex;
+    std::vector<std::shared_ptr<const void>> dropped;
 
-  std::mutex calls_;
+    void give_back();
+  };
+  Lane& lane(uint32_t rank);
+
   ep::Group group_;
-  std::mutex dropped_mutex_;
-  std::vector<std::shared_ptr<const void>> dropped_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
-// Keeps something of the library until the last Python object that needs it is gone.
+// Keeps something of a rank until the last Python object that needs it is gone.
 template <class T>
-std::shared_ptr<T> keep(std::shared_ptr<GroupBox> box, T value) {
+std::shared_ptr<T> keep(std::shared_ptr<GroupBox> box, uint32_t rank, T value) {
   auto* const kept = new std::shared_ptr<T>(std::make_shared<T>(std::move(value)));
-  return std::shared_ptr<T>(kept->get(), [box = std::move(box), kept](T*) {
-    box->retire(std::move(*kept));
+  return std::shared_ptr<T>(kept->get(), [box = std::move(box), rank, kept](T*) {
+    box->retire(rank, std::move(*kept));
     delete kept;
   });
 }

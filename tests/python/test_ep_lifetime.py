@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import crossdock
-from cases import TIMEOUT, Case, dispatch, raises, round_of, tokens_of
+from cases import TIMEOUT, Case, check_received, dispatch, raises, round_of, tokens_of
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
 
@@ -173,6 +173,28 @@ def test_waiting_lets_other_threads_run():
         finally:
             stop.set()
             thread.join()
+
+
+def test_ranks_may_be_called_by_threads_of_their_own():
+    with CASE.group() as group:
+        tokens = sent(1)
+        want = [ref.dispatch(r, CASE.experts, tokens) for r in range(2)]
+        for _ in range(10):
+            handles = [None, None]
+
+            def call(rank, handles=handles):
+                of = tokens[rank]
+                handles[rank] = group.dispatch(of.rows, of.ids, of.weights, rank=rank)
+
+            threads = [threading.Thread(target=call, args=(r,)) for r in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            group.synchronize(TIMEOUT)
+            for r, handle in enumerate(handles):
+                check_received(CASE, handle, want[r])
+                handle.close()
 
 
 def test_many_rounds_take_no_more_memory():

@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -235,6 +236,37 @@ def test_graphs_replay_with_new_routing():
                 np.testing.assert_array_equal(
                     to_host(outs[r]), identity_wanted(CASE, [of.plain for of in fresh], r))
         del graphs
+
+
+def test_ranks_may_run_ahead_on_threads_of_their_own():
+    """Far enough that streams' queues fill: a launch that waits must not keep the others from theirs."""
+    with make_group(CASE, wait=20.0) as group:
+        sent = [finite(CASE, r, 8) for r in range(WORLD)]
+        torch.cuda.synchronize()
+        outs, failed = [None] * WORLD, []
+
+        def run(rank):
+            try:
+                torch.cuda.set_device(rank)
+                of = sent[rank]
+                for _ in range(2000):
+                    with group.dispatch(of.rows, of.ids, rank=rank) as handle:
+                        handle.expert_input.rows.copy_(handle.received.rows)
+                        outs[rank] = group.combine(handle)
+                torch.cuda.current_stream(rank).synchronize()
+            except Exception as e:  # told to the test's thread
+                failed.append(e)
+
+        threads = [threading.Thread(target=run, args=(r,)) for r in range(WORLD)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        group.synchronize(TIMEOUT)
+        for r in range(WORLD):
+            np.testing.assert_array_equal(
+                to_host(outs[r]), identity_wanted(CASE, [of.plain for of in sent], r))
 
 
 def test_a_tensor_keeps_its_slot():
