@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -157,22 +158,23 @@ def test_waiting_lets_other_threads_run():
     of = tokens_of(case, 0, 1)
     with case.group() as group:
         handle = group.dispatch(of.rows, of.ids, rank=0)
-        counted, stop = [0], threading.Event()
+        ran, stop = [], threading.Event()
 
-        def count():
-            while not stop.is_set():
-                counted[0] += 1
+        def run():
+            while not stop.wait(0.01):
+                ran.append(time.monotonic())
 
-        thread = threading.Thread(target=count)
+        thread = threading.Thread(target=run)
         thread.start()
         try:
-            before = counted[0]
+            start = time.monotonic()
             with pytest.raises(crossdock.DeadlineExceeded):
-                handle.rows(timeout=0.3)
-            assert counted[0] > before + 1000
+                handle.rows(timeout=1)
+            end = time.monotonic()
         finally:
             stop.set()
             thread.join()
+        assert [when for when in ran if start + 0.1 < when < end - 0.1]
 
 
 def test_ranks_may_be_called_by_threads_of_their_own():
