@@ -168,6 +168,8 @@ Tensor tensor_of(nb::handle object, const char* call, const char* name) {
   } else {
     ask_dlpack(t, call);
   }
+  if (t.data == nullptr && t.shape[0] != 0 && t.shape[1] != 0)
+    refuse(fmt::format("{}: {} has no memory: give an array with values", call, t.name));
   return t;
 }
 

@@ -1,5 +1,7 @@
 """The exceptions: one class a code, the fields of Error, and what a mistake is told."""
 # SPDX-License-Identifier: Apache-2.0
+import pickle
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,14 @@ def test_every_code_has_a_class_with_its_fields():
     assert error.where.file == "window.cpp" and error.where.line > 0
     assert "hidden = 7000 must be a multiple of 128" in error.message and "7040" in error.message
     assert str(error).startswith("invalid argument") and "window.cpp" in str(error)
+
+
+def test_errors_can_be_sent_between_processes():
+    with pytest.raises(crossdock.InvalidArgument) as caught:
+        ep.sizes(ep.Options(experts=0, top_k=2, max_tokens=16, hidden=128), world=4)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is crossdock.InvalidArgument and str(copy) == str(caught.value)
+    assert vars(copy) == vars(caught.value)
 
 
 def test_the_code_underneath_is_kept():
