@@ -63,7 +63,7 @@ def test_types_are_right():
         pytest.skip("mypy is not installed (./x setup)")
     package = pathlib.Path(crossdock.__file__).parent
     done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", SOURCE / "pyproject.toml",
-                           "--cache-dir", package.parent / "mypy"], cwd=SOURCE, capture_output=True,
+                           "--cache-dir", package.parent / ".mypy_cache"], cwd=SOURCE, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
