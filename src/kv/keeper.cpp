@@ -51,9 +51,23 @@ void Keeper::on_peer_lost(std::uint64_t instance) {
   if (abandoned_) end_quiet();
 }
 
-void Keeper::abandon() {
+std::set<std::uint64_t> Keeper::in_doubt() {
+  std::set<std::uint64_t> all;
+  const std::lock_guard lock(mutex_);
+  for (const auto& kept : kept_)
+    all.insert(kept->in_doubt.begin(), kept->in_doubt.end());
+  return all;
+}
+
+// A message of an engine that is handled after its loss was told puts it in doubt when nobody will
+// tell again. So who has no session now is not in doubt; of who has one the loss will be told.
+void Keeper::abandon(const transfer::Engine& engine) {
+  std::set<std::uint64_t> gone = in_doubt();
+  std::erase_if(gone, [&](std::uint64_t instance) { return engine.opened_by(instance); });
   const std::lock_guard lock(mutex_);
   abandoned_ = true;
+  for (const auto& kept : kept_)
+    std::erase_if(kept->in_doubt, [&](std::uint64_t instance) { return gone.contains(instance); });
   pool_->hold(shared_from_this());
   end_quiet();
 }

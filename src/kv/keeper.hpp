@@ -35,12 +35,14 @@ class Keeper : public std::enable_shared_from_this<Keeper> {
   void clear(const KeptPtr& kept, std::uint64_t instance);
   // The receiver knows that nobody touches the pages: the lease ends.
   void end(const KeptPtr& kept);
-  // The receiver goes: what is in doubt stays until there is proof, the rest ends.
-  void abandon();
+  // The receiver goes: what is in doubt stays until there is proof, the rest ends. `engine` is the
+  // one that was passed to create().
+  void abandon(const transfer::Engine& engine);
 
  private:
   explicit Keeper(std::shared_ptr<PoolCore> pool) : pool_(std::move(pool)) {}
   void on_peer_lost(std::uint64_t instance);
+  std::set<std::uint64_t> in_doubt();
   void end_quiet();
 
   const std::shared_ptr<PoolCore> pool_;

@@ -72,7 +72,7 @@ void ReceiverCore::shutdown() {
   peers_.end();
   links_.stop();
   if (clock_.joinable()) clock_.join();
-  if (keeper_) keeper_->abandon();
+  if (keeper_) keeper_->abandon(engine_);
 }
 
 Result<> ReceiverCore::expect(const Expectation& expectation) {

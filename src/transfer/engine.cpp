@@ -231,6 +231,13 @@ Result<> Engine::fence(std::string_view engine_name, Deadline deadline) {
   return core_->sessions().fence_name(std::string(engine_name), deadline);
 }
 
+bool Engine::opened_by(std::uint64_t instance) const {
+  bool known = false;
+  const bool ran = core_->usable().ok() &&
+                   core_->loop().run([&] { known = core_->sessions().knows_instance(instance); });
+  return ran ? known : !core_->let_go();
+}
+
 std::vector<PendingTransfer> Engine::pending() const {
   std::vector<PendingTransfer> pending;
   for (const auto& transfer : core_->transfers().all())

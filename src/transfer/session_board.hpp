@@ -67,6 +67,8 @@ class SessionBoard {
   Result<> fence_instance(std::uint64_t instance, Deadline deadline);
   Result<> fence_name(const std::string& name, Deadline deadline);
   [[nodiscard]] std::size_t size() const { return count_.load(); }
+  // Whether the loss of this engine is still to be told. On the loop thread.
+  [[nodiscard]] bool knows_instance(std::uint64_t instance) const;
 
  private:
   using Sessions = std::vector<std::shared_ptr<InboundSession>>;
@@ -78,7 +80,6 @@ class SessionBoard {
   void settle(Revocation& revocation, const InboundSession& session);
   void sever_lanes(const InboundSession& session);
   void over(const std::shared_ptr<InboundSession>& session, const Error& why);
-  [[nodiscard]] bool knows_instance(std::uint64_t instance) const;
   void recount() { count_.store(sessions_.size() + doubted_.size()); }
   // False when no session is one of `which`.
   Result<bool> fence(const Which& which, Deadline deadline);

@@ -350,10 +350,13 @@ std::shared_ptr<TransferCore> TransferPool::acquire() {
     }
   }
   if (!transfer) transfer = std::make_unique<TransferCore>();
-  return {transfer.release(), [pool = shared_from_this()](TransferCore* raw) {
+  return {transfer.release(), [pool = shared_from_this()](TransferCore* raw) mutable {
             // In a forked child its locks may be held for ever.
             if (raw->engine != nullptr && raw->engine->forked()) return;
-            pool->give_back(std::unique_ptr<TransferCore>(raw));
+            // A pooled transfer refers to this control block weakly, so that the deleter lives as
+            // long as it does: a reference to the pool left in it would be a cycle.
+            const auto owner = std::move(pool);
+            owner->give_back(std::unique_ptr<TransferCore>(raw));
           }};
 }
 

@@ -196,6 +196,9 @@ class CROSSDOCK_API Engine {
   // By Engine::name() of the other engine, which need not be the name it is opened by here.
   // kNotFound when no engine of that name has opened this one: that proves nothing.
   Result<> fence(std::string_view engine_name, Deadline deadline);
+  // Whether an engine of this instance has opened this one and not been lost yet: its loss will be
+  // told. On a closed engine: whether some engine has not confirmed that it let go.
+  [[nodiscard]] bool opened_by(std::uint64_t instance) const;
 
   [[nodiscard]] std::vector<PendingTransfer> pending() const;
   // Prometheus text exposition format.
