@@ -60,10 +60,19 @@ Result<std::unique_ptr<Worker>> Worker::start(unsigned index) {
 }
 
 Worker::~Worker() {
+  stop();
+}
+
+void Worker::stop() {
   if (!thread_.joinable()) return;
   stopping_.store(true);
   ::eventfd_write(wake_.get(), 1);
   thread_.join();
+  turn_.clear();
+  again_.clear();
+  std::vector<Slot> dropped;  // lanes are destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  dropped.swap(slots_);
 }
 
 Worker::Slot* Worker::find(Token token) noexcept {
@@ -179,8 +188,12 @@ Result<Worker*> WorkerPool::next() {
   return workers_[std::min<std::size_t>(index, workers_.size() - 1)].get();
 }
 
+// A turn may end a transfer that holds the last reference to lanes of other workers, so that all of
+// them have come to rest before the first one goes.
 void WorkerPool::stop() {
   const std::lock_guard lock(mutex_);
+  for (const auto& worker : workers_)
+    worker->stop();
   workers_.clear();
 }
 

@@ -35,8 +35,10 @@ class Pollable {
 class Worker {
  public:
   static Result<std::unique_ptr<Worker>> start(unsigned index);
-  // Joins the thread and drops its lanes.
   ~Worker();
+  // Joins the thread and drops its lanes. The other calls stay possible and do nothing more, but
+  // for add(), which must not be made.
+  void stop();
 
   using Token = std::uint64_t;  // slot and generation; never 0
   Result<Token> add(std::shared_ptr<Pollable> lane, int fd);
