@@ -28,7 +28,11 @@ std::atomic<std::uint32_t> used_slots{0};
 }  // namespace
 
 Mapping::~Mapping() {
-  if (base_ != nullptr) munmap(base_, bytes_);
+  if (base_ == nullptr) return;
+  // Fibers that never returned leave marks in the shadow, which the next mapping at a place that
+  // the kernel chose would inherit.
+  if (anywhere_) asan::unpoison(base_, bytes_);
+  munmap(base_, bytes_);
 }
 
 Result<Mapping> Mapping::create(std::uintptr_t address, std::size_t bytes) {
@@ -40,6 +44,7 @@ Result<Mapping> Mapping::create(std::uintptr_t address, std::size_t bytes) {
   Mapping mapping;
   mapping.base_ = static_cast<unsigned char*>(base);
   mapping.bytes_ = bytes;
+  mapping.anywhere_ = address == 0;
   return mapping;
 }
 

@@ -15,10 +15,13 @@ class Mapping {
   Mapping() = default;
   ~Mapping();
   Mapping(Mapping&& other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : base_(std::exchange(other.base_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        anywhere_(other.anywhere_) {}
   Mapping& operator=(Mapping&& other) noexcept {
     std::swap(base_, other.base_);
     std::swap(bytes_, other.bytes_);
+    std::swap(anywhere_, other.anywhere_);
     return *this;
   }
 
@@ -33,6 +36,7 @@ class Mapping {
  private:
   unsigned char* base_ = nullptr;
   std::size_t bytes_ = 0;
+  bool anywhere_ = false;
 };
 
 // Address ranges for one World: the lowest free slot, so that equal programs get equal addresses.
