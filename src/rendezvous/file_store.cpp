@@ -254,6 +254,16 @@ class FileStore final : public Store {
     return true;
   }
 
+  Result<bool> do_compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                     Deadline deadline) override {
+    CROSSDOCK_TRY(dir, Directory::open(path_));
+    CROSSDOCK_TRY(lock, Lock::take(dir, deadline));
+    CROSSDOCK_TRY(entry, look(dir, key));
+    if (!entry || entry->revision != expected_revision) return false;
+    CROSSDOCK_CHECK_OK(dir.unlink(file_name(key)));
+    return true;
+  }
+
   static Result<std::optional<Entry>> look(const Directory& dir, std::string_view key) {
     CROSSDOCK_TRY(record, dir.read(file_name(key)));
     if (!record || record->key != key) return std::optional<Entry>{};

@@ -71,7 +71,18 @@ class HttpSession final : public Session {
     if (request.method == "GET") return get(*key, now);
     if (request.method == "PUT") return put(request, *target, *key, now);
     if (request.method != "DELETE") return {.status = 405, .body = "GET, PUT or DELETE\n"};
-    table_->remove(*key);
+    return remove(request, *key, now);
+  }
+
+  Answer remove(const wire::HttpMessage& request, const std::string& key, KeyTable::Time now) {
+    const std::string* if_match = request.header("if-match");
+    if (if_match == nullptr) {
+      table_->remove(key);
+      return {};
+    }
+    const auto expected = parse_etag(*if_match);
+    if (!expected) return {.status = 400, .body = "If-Match: \"revision\"\n"};
+    if (!table_->compare_and_remove(key, *expected, now)) return {.status = 412};
     return {};
   }
 

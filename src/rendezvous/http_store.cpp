@@ -128,6 +128,19 @@ class HttpStore final : public Store {
     return true;
   }
 
+  Result<bool> do_compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                     Deadline deadline) override {
+    CROSSDOCK_CHECK_OK(needs_full("compare_and_remove()"));
+    CROSSDOCK_TRY(response,
+                  call({.method = "DELETE",
+                        .query = key_query(key),
+                        .headers = {{"If-Match", fmt::format("\"{}\"", expected_revision)}}},
+                       deadline));
+    if (response.status == 412) return false;
+    if (!success(response)) return unexpected(response, "DELETE");
+    return true;
+  }
+
   Result<wire::HttpMessage> call(Request request, Deadline deadline) {
     auto fd = base::connect_tcp(address_, deadline);
     if (!fd.ok()) return named(std::move(fd).error());

@@ -60,6 +60,11 @@ class InprocStore final : public Store {
     if (revision) changed_.notify_all();
     return revision.has_value();
   }
+  Result<bool> do_compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                     Deadline) override {
+    const std::lock_guard lock(mutex_);
+    return table_.compare_and_remove(key, expected_revision, now());
+  }
 
   std::string name_;
   std::mutex mutex_;  // guards table_

@@ -72,4 +72,11 @@ Result<std::optional<std::uint64_t>> KeyTable::compare_and_put(std::string_view 
   return std::optional<std::uint64_t>(revision);
 }
 
+bool KeyTable::compare_and_remove(std::string_view key, std::uint64_t expected, Time now) {
+  const Entry* entry = get(key, now);
+  if (entry == nullptr || entry->revision != expected) return false;
+  remove(key);
+  return true;
+}
+
 }  // namespace crossdock::rendezvous

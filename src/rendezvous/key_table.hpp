@@ -37,6 +37,8 @@ class KeyTable {
   // The new revision, or nothing when the key is not at `expected`.
   Result<std::optional<std::uint64_t>> compare_and_put(std::string_view key, std::uint64_t expected,
                                                        std::string_view value, Time now);
+  // False when the key is not at `expected`.
+  bool compare_and_remove(std::string_view key, std::uint64_t expected, Time now);
 
  private:
   struct Item {

@@ -92,6 +92,16 @@ Result<bool> Store::compare_and_put(std::string_view key, std::uint64_t expected
   return do_compare_and_put(key, expected_revision, value, deadline);
 }
 
+Result<bool> Store::compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                       Deadline deadline) {
+  CROSSDOCK_CHECK_OK(check_key(key));
+  if (expected_revision == 0)
+    return invalid_argument(
+        "compare_and_remove() of revision 0, which says that there is no key; pass the revision "
+        "that get() told");
+  return do_compare_and_remove(key, expected_revision, deadline);
+}
+
 Result<std::shared_ptr<Store>> open_store(std::string_view url, Deadline deadline) {
   const auto colon = url.find("://");
   const std::string_view scheme = url.substr(0, std::min(colon, url.size()));

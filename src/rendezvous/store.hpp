@@ -53,6 +53,9 @@ class Store {
   // Puts only when the key is at `expected_revision` (0: does not exist). False: it is not.
   Result<bool> compare_and_put(std::string_view key, std::uint64_t expected_revision,
                                std::string_view value, Deadline deadline);
+  // Removes only when the key is at `expected_revision`. False: it is not, or does not exist.
+  Result<bool> compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                  Deadline deadline);
 
   // The URL it was opened with.
   [[nodiscard]] virtual std::string describe() const = 0;
@@ -67,6 +70,8 @@ class Store {
   virtual Result<Entry> do_wait(std::string_view key, Deadline deadline) = 0;
   virtual Result<bool> do_compare_and_put(std::string_view key, std::uint64_t expected_revision,
                                           std::string_view value, Deadline deadline) = 0;
+  virtual Result<bool> do_compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                             Deadline deadline) = 0;
 };
 
 // Opens a store by URL. tcp and http keep trying to reach the server until the deadline, so that

@@ -76,6 +76,10 @@ class TcpSession final : public Session {
         return wait(request, now);
       case wire::StoreOp::kCompareAndPut:
         return compare_and_put(request, now);
+      case wire::StoreOp::kCompareAndRemove:
+        return reply({.id = request.id,
+                      .found = board_->table.compare_and_remove(request.key,
+                                                                request.expected_revision, now)});
       case wire::StoreOp::kRemove:
         board_->table.remove(request.key);
         return reply({.id = request.id});

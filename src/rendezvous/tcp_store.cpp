@@ -89,8 +89,19 @@ class TcpStore final : public Store {
     return reply.found;
   }
 
+  Result<bool> do_compare_and_remove(std::string_view key, std::uint64_t expected_revision,
+                                     Deadline deadline) override {
+    CROSSDOCK_TRY(reply, call({.op = wire::StoreOp::kCompareAndRemove,
+                               .key = std::string(key),
+                               .expected_revision = expected_revision},
+                              deadline));
+    return reply.found;
+  }
+
   // Doing it twice is the same as doing it once.
-  static bool repeatable(wire::StoreOp op) { return op != wire::StoreOp::kCompareAndPut; }
+  static bool repeatable(wire::StoreOp op) {
+    return op != wire::StoreOp::kCompareAndPut && op != wire::StoreOp::kCompareAndRemove;
+  }
 
   Result<wire::StoreReply> call(wire::StoreRequest request, Deadline deadline) {
     request.id = next_id_.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -74,11 +74,15 @@ Result<> Publisher::withdraw(const std::string& name, const SegmentRecord& recor
   if (peer_to_peer()) return {};
   CROSSDOCK_TRY(entry, store_->get(key_of(name), deadline));
   if (!entry) return {};
-  // A successor may have taken the name meanwhile. One that does so between this look and the
-  // removal loses its entry until it renews it.
+  // A successor may have taken the name, or take it while we look: its entry stays.
   const auto stored = decode(entry->value);
   if (stored.ok() && stored->instance != record.instance) return {};
-  return store_->remove(key_of(name), deadline);
+  const auto removed = store_->compare_and_remove(key_of(name), entry->revision, deadline);
+  // A plain HTTP service cannot compare. There a successor that takes the name in this instant
+  // loses its entry until it renews it.
+  if (removed.code() == Code::kUnsupported) return store_->remove(key_of(name), deadline);
+  if (!removed.ok()) return removed.error();
+  return {};
 }
 
 Result<SegmentRecord> Publisher::find(const std::string& name, Deadline deadline) {

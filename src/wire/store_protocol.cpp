@@ -64,7 +64,8 @@ Result<StoreRequest> decode_store_request(Bytes payload) {
   reader.u64("lease", request.lease_ms);
   reader.u64("expected revision", request.expected_revision);
   request.op = static_cast<StoreOp>(op);
-  if (op < 1 || op > static_cast<std::uint8_t>(StoreOp::kCompareAndPut)) reader.bad_value("op", op);
+  if (op < 1 || op > static_cast<std::uint8_t>(StoreOp::kCompareAndRemove))
+    reader.bad_value("op", op);
   check_key(reader, request.key, request.op == StoreOp::kList);
   CROSSDOCK_CHECK_OK(reader.finish("store request"));
   return request;

@@ -35,6 +35,7 @@ enum class StoreOp : std::uint8_t {
   kList = 4,  // key is the prefix
   kWait = 5,
   kCompareAndPut = 6,
+  kCompareAndRemove = 7,
 };
 
 struct StoreRequest {
@@ -43,7 +44,7 @@ struct StoreRequest {
   std::string key = {};
   std::string value = {};
   std::uint64_t lease_ms = 0;           // kPut; 0: for ever
-  std::uint64_t expected_revision = 0;  // kCompareAndPut; 0: the key must not exist
+  std::uint64_t expected_revision = 0;  // kCompareAndPut (0: the key must not exist), ..Remove
   friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
 };
 
@@ -51,7 +52,7 @@ struct StoreReply {
   std::uint64_t id = 0;
   Code code = Code::kOk;
   std::string message = {};
-  bool found = false;  // kGet, kWait: the key exists; kCompareAndPut: it was put
+  bool found = false;  // kGet, kWait: the key exists; kCompareAnd..: it was put or removed
   std::uint64_t revision = 0;
   std::string value = {};
   std::vector<std::string> keys = {};

@@ -176,6 +176,38 @@ TEST_P(StoreContract, ARecreatedKeyHasANewRevision) {
   EXPECT_FALSE(store_->compare_and_put("k", before, "late", soon()).value());
 }
 
+TEST_P(StoreContract, CompareAndRemoveTakesOnlyWhatItHasSeen) {
+  EXPECT_EQ(store_->compare_and_remove("k", 0, soon()).code(), Code::kInvalidArgument);
+  EXPECT_FALSE(store_->compare_and_remove("k", 7, soon()).value()) << "there is no such key";
+  ASSERT_TRUE(store_->put("k", "ours", {}, soon()).ok());
+  const auto seen = store_->get("k", soon()).value()->revision;
+  ASSERT_TRUE(store_->put("k", "a successor's", {}, soon()).ok());
+  EXPECT_FALSE(store_->compare_and_remove("k", seen, soon()).value());
+  const auto entry = store_->get("k", soon()).value();
+  ASSERT_TRUE(entry.has_value());
+  EXPECT_EQ(entry->value, "a successor's");
+  EXPECT_TRUE(store_->compare_and_remove("k", entry->revision, soon()).value());
+  EXPECT_FALSE(store_->get("k", soon()).value().has_value());
+  EXPECT_FALSE(store_->compare_and_remove("k", entry->revision, soon()).value());
+}
+
+TEST_P(StoreContract, OfManyCompareAndRemovesOneWins) {
+  constexpr int kThreads = 4;
+  for (int round = 0; round < 10; ++round) {
+    ASSERT_TRUE(store_->put("k", "v", {}, soon()).ok());
+    const auto seen = store_->get("k", soon()).value()->revision;
+    std::atomic<int> won{0};
+    {
+      std::vector<std::jthread> threads;
+      for (int t = 0; t < kThreads; ++t)
+        threads.emplace_back([&] {
+          if (backend_->open()->compare_and_remove("k", seen, soon()).value()) ++won;
+        });
+    }
+    EXPECT_EQ(won.load(), 1);
+  }
+}
+
 TEST_P(StoreContract, ConcurrentCompareAndPutLosesNoUpdate) {
   constexpr int kThreads = 4;
   constexpr int kEach = 25;

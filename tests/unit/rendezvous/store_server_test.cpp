@@ -346,6 +346,7 @@ TEST(PlainHttpService, ServesWhatItCanAndRefusesTheRestClearly) {
 
   EXPECT_EQ(store->list("", soon()).code(), Code::kUnsupported);
   EXPECT_EQ(store->compare_and_put("k", 0, "v", soon()).code(), Code::kUnsupported);
+  EXPECT_EQ(store->compare_and_remove("k", 1, soon()).code(), Code::kUnsupported);
   const auto leased = store->put("k", "v", 1s, soon());
   EXPECT_EQ(leased.code(), Code::kUnsupported);
   EXPECT_NE(leased.error().message.find("crossdock store --http"), std::string::npos);
