@@ -38,6 +38,7 @@ struct RegionRecord {
   std::atomic<bool> closing{false};  // refuses new leases
   // A read of it faulted: its owner unmapped some of it. Whoever reads looks first.
   mutable std::atomic<bool> torn{false};
+  bool released = false;  // of the table alone, under its mutex
 
   [[nodiscard]] bool contains(std::uint64_t addr, std::uint64_t bytes) const noexcept {
     return addr >= address && bytes <= length && addr - address <= length - bytes;
@@ -92,8 +93,12 @@ class RegionTable {
 
  private:
   Result<Lease> lease(std::uint64_t address, std::uint64_t length) const;
+  // The snapshot without what was released since it was made. Precondition: mutex_ is held.
+  const std::shared_ptr<const Snapshot>& current() const;
+
   mutable std::mutex mutex_;
-  std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
+  mutable std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
+  mutable bool stale_ = false;  // snapshot_ still holds released regions
   std::uint64_t version_ = 0;
   RegionId next_id_ = 1;
 };

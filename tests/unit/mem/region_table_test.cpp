@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
+
 namespace crossdock::mem {
 namespace {
 
@@ -118,6 +120,39 @@ TEST(RegionTable, FiveThousandRegionsInOneBatch) {
   ASSERT_TRUE(add(table, regions).ok());
   for (std::uint64_t i = 0; i < 5000; ++i)
     ASSERT_TRUE(table.lease_local(0x10000 + i * 0x1000 + 0xfff, 1).ok()) << i;
+}
+
+TEST(RegionTable, AReleasedRegionIsInNoSnapshotAndMakesRoomForAnother) {
+  RegionTable table;
+  const auto records = add(table, {{at(0x10000), 0x1000}, {at(0x20000), 0x1000}}).value();
+  const auto before = table.snapshot();
+  const auto version = table.version();
+  table.begin_release(*records[0]);
+  ASSERT_TRUE(table.finish_release(*records[0]).ok());
+  EXPECT_EQ(table.version(), version + 1);
+  EXPECT_EQ(before->size(), 2u) << "a snapshot does not change";
+  ASSERT_EQ(table.snapshot()->size(), 1u);
+  EXPECT_EQ(table.snapshot()->front(), records[1]);
+  EXPECT_EQ(table.lease_local(0x10000, 1).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(table.finish_release(*records[0]).ok()) << "twice is once";
+  EXPECT_EQ(table.version(), version + 1);
+  EXPECT_TRUE(add(table, {{at(0xf000), 0x2000}}).ok());
+}
+
+// Copying the table for each of them, which is what this forbids, takes ten seconds and more.
+TEST(RegionTable, TensOfThousandsAreReleasedOneByOne) {
+  RegionTable table;
+  std::vector<NewRegion> regions;
+  for (std::uint64_t i = 0; i < 24'000; ++i)
+    regions.push_back({at(0x10000 + i * 0x1000), 0x1000});
+  const auto records = add(table, regions).value();
+  const auto begin = base::process_cpu_ns();
+  for (const auto& record : records) {
+    table.begin_release(*record);
+    ASSERT_TRUE(table.finish_release(*record).ok());
+  }
+  EXPECT_LT(base::process_cpu_ns() - begin, 1'000'000'000u);
+  EXPECT_TRUE(table.snapshot()->empty());
 }
 
 }  // namespace
