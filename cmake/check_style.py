@@ -22,14 +22,17 @@ FUNCTION_START = re.compile(r"^(?![\s#/}]|namespace|class|struct|enum|union|exte
 
 
 def tracked(root):
-    """Files git knows; without git, all that are not in build folders."""
+    """Files git knows; without git, all that are in no build folder and no hidden one but .ci."""
     try:
         out = subprocess.run(["git", "-C", root, "ls-files", "-z", "-c", "-o", "--exclude-standard"],
                              capture_output=True, check=True).stdout
         names = [n for n in out.decode().split("\0") if n]
         paths = [root / n for n in names]
     except (OSError, subprocess.CalledProcessError):
-        paths = [p for p in root.rglob("*") if "build" not in p.parts and ".git" not in p.parts]
+        parts = lambda p: p.relative_to(root).parts  # noqa: E731
+        paths = [p for p in root.rglob("*")
+                 if not any(part == "build" or part.startswith(".") and part != ".ci"
+                            for part in parts(p))]
     return [p for p in paths if p.is_file()]
 
 

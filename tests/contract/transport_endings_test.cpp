@@ -138,17 +138,24 @@ TEST_P(TransportEndings, SeverEndsEveryShardAndLaterPosts) {
   const TestMemory there = memory(kBytes);
   RemoteRegion& region = expose(there, *endpoint);
   TestSink sink;
-  std::atomic<bool> cut{false};
-  sink.on_progress = [&](Shard&) { cut = true; };
+  // The transport stands in its first report until the cut is about to be made, so that much is left
+  // however busy the machine is.
+  std::atomic<bool> cut{false}, go{false};
+  const Deadline end = Deadline::in(seconds(20));
+  sink.on_progress = [&](Shard&) {
+    cut = true;
+    while (!go && !end.passed())
+      std::this_thread::yield();
+  };
   std::vector<std::unique_ptr<TestShard>> shards;
   for (int i = 0; i < 8; ++i) {
     shards.push_back(std::make_unique<TestShard>(Op::kWrite, sink));
     shards.back()->add(local.data(), address(there), kBytes, region);
     ASSERT_TRUE(post_patiently(*endpoint, shards.back()->ready()).ok());
   }
-  const Deadline end = Deadline::in(seconds(20));
   while (!cut && !end.passed())
     std::this_thread::yield();
+  go = true;
   ASSERT_TRUE(cut);
   endpoint->sever(lost());
   endpoint->sever(make_error(Code::kClosed, "again: the first reason stays"));
