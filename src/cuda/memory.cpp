@@ -32,6 +32,20 @@ Result<DeviceMemory> DeviceMemory::allocate(const Context& context, std::size_t 
   return DeviceMemory(context, address, bytes);
 }
 
+Result<DeviceMemory> DeviceMemory::allocate_in_order(const Stream& stream, std::size_t bytes) {
+  const Context& context = stream.context();
+  if (context.driver().cuMemAllocAsync == nullptr) return allocate(context, bytes);
+  CROSSDOCK_CHECK_OK(refuse_empty(bytes, "device allocation"));
+  CROSSDOCK_TRY(guard, context.enter());
+  DevicePtr address = 0;
+  const Status status = context.driver().cuMemAllocAsync(&address, bytes, stream.handle());
+  if (status == Status::kNotSupported) return allocate(context, bytes);
+  CROSSDOCK_CHECK_OK(context.driver().check(
+      status, fmt::format("allocate {} bytes on GPU {} in the order of a stream{}", bytes,
+                          context.ordinal(), free_text(context))));
+  return DeviceMemory(context, address, bytes);
+}
+
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   if (this == &other) return *this;
   free();

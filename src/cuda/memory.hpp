@@ -17,6 +17,9 @@ namespace crossdock::cuda {
 class DeviceMemory {
  public:
   static Result<DeviceMemory> allocate(const Context& context, std::size_t bytes);
+  // For what comes later on the stream; does not wait for work on the GPU. Nobody may use it any
+  // more when it is freed. Plain memory on drivers without memory in stream order.
+  static Result<DeviceMemory> allocate_in_order(const Stream& stream, std::size_t bytes);
   DeviceMemory(DeviceMemory&& other) noexcept
       : context_(other.context_),
         address_(std::exchange(other.address_, 0)),

@@ -63,6 +63,9 @@ class CpuDevice final : public RankDevice {
         block, [blocks = blocks_, bytes](void* b) { blocks->give_back(b, bytes); });
     return LocalMemory(block, bytes, owner);
   }
+  Result<LocalMemory> allocate_in_order(u64 bytes, const cuda::Stream*) override {
+    return allocate(bytes);
+  }
   Result<HostMemory> allocate_host(u64 bytes) override {
     CROSSDOCK_TRY(memory, allocate(bytes));
     return HostMemory(memory.address(), memory.address(), bytes, memory.owner());

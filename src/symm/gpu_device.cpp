@@ -29,6 +29,12 @@ class GpuDevice final : public RankDevice {
     return LocalMemory(address, bytes,
                        std::make_shared<const cuda::DeviceMemory>(std::move(memory)));
   }
+  Result<LocalMemory> allocate_in_order(u64 bytes, const cuda::Stream* stream) override {
+    CROSSDOCK_TRY(memory, cuda::DeviceMemory::allocate_in_order(stream ? *stream : stream_, bytes));
+    void* const address = memory.as<void>();
+    return LocalMemory(address, bytes,
+                       std::make_shared<const cuda::DeviceMemory>(std::move(memory)));
+  }
   Result<HostMemory> allocate_host(u64 bytes) override {
     CROSSDOCK_TRY(memory, cuda::PinnedMemory::allocate(context_, bytes));
     void* const host = memory.host();
@@ -64,6 +70,11 @@ class GpuDevice final : public RankDevice {
 
 Result<std::unique_ptr<RankDevice>> make_gpu_device(const cuda::Driver& driver, int ordinal) {
   CROSSDOCK_TRY(context, cuda::Context::primary(driver, ordinal));
+  {
+    // Allocations would end the capture of any stream that the legacy default stream waits for.
+    CROSSDOCK_TRY(guard, context.enter());
+    CROSSDOCK_CHECK_OK(cuda::refuse_capture(driver, nullptr, "making a group of ranks"));
+  }
   CROSSDOCK_TRY(stream, cuda::Stream::create(context));
   return std::unique_ptr<RankDevice>(
       std::make_unique<GpuDevice>(std::move(context), std::move(stream)));

@@ -31,6 +31,9 @@ class RankDevice {
 
   // Zeroed; at least 1 byte, aligned to 256.
   virtual Result<LocalMemory> allocate(u64 bytes) = 0;
+  // Not zeroed; for what comes later on `stream` (null: the rank's own), and without waiting for
+  // what is on it, so that it may be called while ranks wait for each other.
+  virtual Result<LocalMemory> allocate_in_order(u64 bytes, const cuda::Stream* stream) = 0;
   virtual Result<HostMemory> allocate_host(u64 bytes) = 0;
   virtual Result<> zero(void* target, u64 bytes, Deadline deadline) = 0;
   // From the host to memory of this rank, and back.

@@ -92,6 +92,14 @@ Status cuMemAlloc(DevicePtr* address, std::size_t bytes) {
   return Status::kSuccess;
 }
 
+// The fake's streams run at once, so their order is that of the calls.
+Status cuMemAllocAsync(DevicePtr* address, std::size_t bytes, StreamHandle stream) {
+  const auto own = state().streams.find(stream);
+  if (stream != nullptr && own == state().streams.end()) return Status::kInvalidHandle;
+  if (stream != nullptr && own->second.capturing) return Status::kStreamCaptureUnsupported;
+  return cuMemAlloc(address, bytes);
+}
+
 Status cuMemFree(DevicePtr address) {
   const auto found = state().blocks.find(address);
   if (found == state().blocks.end()) return Status::kInvalidValue;
