@@ -9,9 +9,6 @@
 namespace crossdock::ep {
 namespace {
 
-bool aligned(const void* p, u64 alignment) {
-  return reinterpret_cast<std::uintptr_t>(p) % alignment == 0;
-}
 u64 or_dense(u64 stride, u64 dense) {
   return stride == 0 ? dense : stride;
 }
@@ -23,51 +20,6 @@ u32 parts_per_ticket(u32 parts, u32 tokens, u32 warps) {
 }
 
 }  // namespace
-
-Result<> Core::check_tokens(const Tokens& t) const {
-  const u32 delivered = t.cast ? t.row_bytes / 2 : t.row_bytes;
-  if (t.count > options_.max_tokens)
-    return invalid_argument(fmt::format(
-        "ep dispatch: {} tokens are more than the max_tokens = {} that the group was made for",
-        t.count, options_.max_tokens));
-  if (t.row_bytes == 0 || t.row_bytes % 16 != 0)
-    return invalid_argument(
-        fmt::format("ep dispatch: row_bytes = {} must be a positive multiple of 16: pad the rows",
-                    t.row_bytes));
-  if (t.cast && (!options_.cast || t.row_bytes != options_.hidden * 2))
-    return invalid_argument(
-        fmt::format("ep dispatch: a cast takes rows of bf16, {} bytes for hidden = {}, and a group "
-                    "made with cast = true; these have {} bytes",
-                    options_.hidden * 2, options_.hidden, t.row_bytes));
-  if (t.cast && t.scale_bytes != 0)
-    return invalid_argument("ep dispatch: a cast makes its own scales: leave scales empty");
-  if (delivered > window_.row_bytes || t.scale_bytes > window_.scale_bytes)
-    return invalid_argument(fmt::format(
-        "ep dispatch: rows of {} and scales of {} bytes do not fit the slots, made for {} and {}",
-        delivered, t.scale_bytes, window_.row_bytes, window_.scale_bytes));
-  if (t.scale_bytes % 4 != 0)
-    return invalid_argument(
-        fmt::format("ep dispatch: scale_bytes = {} must be a multiple of 4", t.scale_bytes));
-  if (t.count == 0) return {};
-  const u64 stride = or_dense(t.row_stride, t.row_bytes);
-  if (t.rows == nullptr || !aligned(t.rows, 16) || stride % 16 != 0 || stride < t.row_bytes)
-    return invalid_argument(
-        fmt::format("ep dispatch: rows at {} with a stride of {} bytes must lie on multiples of "
-                    "16, one row of {} bytes apart or more",
-                    t.rows, stride, t.row_bytes));
-  const u64 scale_stride = or_dense(t.scale_stride, t.scale_bytes);
-  if (t.scale_bytes != 0 &&
-      (t.scales == nullptr || !aligned(t.scales, scale_stride % 16 == 0 ? 16 : 4) ||
-       scale_stride % 4 != 0 || scale_stride < t.scale_bytes))
-    return invalid_argument(
-        fmt::format("ep dispatch: scales at {} with a stride of {} bytes must lie on multiples of "
-                    "4 (of 16 when the stride is one), {} bytes apart or more",
-                    t.scales, scale_stride, t.scale_bytes));
-  if (t.ids == nullptr || !aligned(t.ids, options_.wide_ids ? 8 : 4) || !aligned(t.weights, 4))
-    return invalid_argument(fmt::format("ep dispatch: ids at {} must be [tokens][{}] of {} bits",
-                                        t.ids, options_.top_k, options_.wide_ids ? 64 : 32));
-  return {};
-}
 
 device::EpOutputLayout Core::output_of(const Tokens& t) const {
   return device::ep_output_layout(
@@ -89,25 +41,6 @@ Result<const Core::Variant*> Core::choose(const Tokens& t, u32 groups) const {
       fmt::format("ep dispatch: no kernel for rows of {} bytes was prepared", t.row_bytes));
 }
 
-Result<u32> Core::take_slot(RankState& state) const {
-  for (u32 i = 0; i < options_.slots; ++i) {
-    const u32 slot = (state.next_slot + i) % options_.slots;
-    if (state.slots[slot].held) continue;
-    state.next_slot = (slot + 1) % options_.slots;
-    return slot;
-  }
-  return make_error(
-      Code::kBusy,
-      fmt::format("ep dispatch: all {} slots of rank {} hold the rows of earlier dispatches: drop "
-                  "a handle, or make the group with more slots",
-                  options_.slots, state.rank));
-}
-
-void Core::release(u32 rank, u32 slot) noexcept {
-  for (RankState& state : ranks_)
-    if (state.rank == rank) state.slots[slot].held = false;
-}
-
 Result<symm::LaunchShape> Core::shape(const symm::Rank& rank, u32 grid, StreamPtr stream,
                                       std::optional<cuda::Stream>& kept) const {
   symm::LaunchShape shape{.grid = grid};
@@ -118,94 +51,73 @@ Result<symm::LaunchShape> Core::shape(const symm::Rank& rank, u32 grid, StreamPt
   return shape;
 }
 
-Result<Handle> Core::dispatch(u32 r, const Tokens& t, StreamPtr stream) {
+device::EpDispatchInput Core::input_of(const Tokens& t) const {
+  return {.rows = static_cast<const u8*>(t.rows),
+          .scales = static_cast<const u8*>(t.scales),
+          .ids = t.ids,
+          .weights = t.weights,
+          .row_stride = or_dense(t.row_stride, t.row_bytes),
+          .scale_stride = or_dense(t.scale_stride, t.scale_bytes),
+          .row_bytes = t.row_bytes,
+          .top_k = options_.top_k};
+}
+
+Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how,
+                              StreamPtr stream) {
   CROSSDOCK_TRY(state, find(r));
-  CROSSDOCK_CHECK_OK(check_tokens(t));
+  CROSSDOCK_CHECK_OK(check_tokens(r, t, how));
+  CROSSDOCK_TRY(like, reused(r, t, how));
   const auto geometry = device::EpTokens::make(t.count, dispatch_blocks_[r]);
   CROSSDOCK_TRY(variant, choose(t, geometry.groups));
-  CROSSDOCK_TRY(index, take_slot(*state));
-  Slot& slot = state->slots[index];
   symm::Rank& rank = group_->rank(r);
+  std::optional<cuda::Stream> kept;
+  CROSSDOCK_TRY(launch_shape, shape(rank, geometry.blocks, stream, kept));
+  CROSSDOCK_TRY(placement, place(*state, t, how, launch_shape.gpu_stream));
+  const Slot& slot = *placement.slot;
 
   device::EpDispatchParams p = state->dispatch;
   p.tokens = geometry;
-  p.input.rows = static_cast<const u8*>(t.rows);
-  p.input.row_bytes = t.row_bytes;
-  p.input.row_stride = or_dense(t.row_stride, t.row_bytes);
-  p.input.scales = static_cast<const u8*>(t.scales);
-  p.input.scale_stride = or_dense(t.scale_stride, t.scale_bytes);
-  p.input.ids = t.ids;
-  p.input.weights = t.weights;
+  p.input = input_of(t);
   p.output = output_of(t);
-  p.output_offset = window_.output(index);
-  p.slot = index;
-  p.result = {.routes = slot.routes.as<device::EpRoute>(),
-              .source_ends = slot.source_ends.as<u32>(),
-              .expert_counts = slot.expert_counts.as<u32>(),
-              .host_rows = slot.host_rows.device<u64>(),
-              .host_experts = slot.host_experts.device<u64>(),
+  p.output_offset = placement.output_offset;
+  p.slot = slot.kind == SlotKind::kWindow ? placement.index : device::kNoSlot;
+  p.result = {.routes = slot.routes(),
+              .source_ends = slot.source_ends(),
+              .sent_ends = slot.sent_ends(),
+              .expert_counts = slot.expert_counts(),
+              .host_rows = slot.device_words,
+              .host_experts = slot.device_words + 1,
               .host_ticket = ++state->ticket};
-  std::optional<cuda::Stream> kept;
-  CROSSDOCK_TRY(launch_shape, shape(rank, geometry.blocks, stream, kept));
+  if (like != nullptr) {
+    const Slot& earlier = *state->slots[like->slot];
+    p.reuse = {.routes = earlier.routes(),
+               .source_ends = earlier.source_ends(),
+               .sent_ends = earlier.sent_ends(),
+               .expert_counts = earlier.expert_counts()};
+  }
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, variant->kernel, launch_shape, p));
-  slot.held = true;
-
-  auto handle = std::make_unique<Handle::State>();
-  handle->core = shared_from_this();
-  handle->rank = r;
-  handle->slot = index;
-  handle->ticket = p.result.host_ticket;
-  handle->experts = p.experts.count(r);
-  handle->tokens = geometry;
-  handle->host_rows = slot.host_rows.host<u64>();
-  handle->host_experts = slot.host_experts.host<u64>();
-  u8* block = rank.at<u8>(p.output_offset);
-  handle->received = {.rows = block + p.output.rows,
-                      .row_bytes = p.output.row_bytes,
-                      .capacity = p.output.capacity,
-                      .scales = p.output.scale_bytes == 0 ? nullptr : block + p.output.scales,
-                      .scale_bytes = p.output.scale_bytes,
-                      .scale_columns = p.output.scale_columns,
-                      .ids = reinterpret_cast<std::int32_t*>(block + p.output.ids),
-                      .weights = reinterpret_cast<float*>(block + p.output.weights),
-                      .tokens = reinterpret_cast<u32*>(block + p.output.sources),
-                      .source_ends = p.result.source_ends,
-                      .expert_counts = p.result.expert_counts};
-  u8* input = rank.at<u8>(window_.input(index));
-  handle->input = {.rows = input + state->combine.input.rows,
-                   .weights = reinterpret_cast<float*>(input + state->combine.input.weights)};
-  return Handle(std::move(handle));
+  CROSSDOCK_CHECK_OK(copy_out(*state, placement, p, like, launch_shape));
+  return make_handle(*state, placement, p, like != nullptr ? like->weights : t.weights != nullptr);
 }
 
 Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream) {
-  const Handle::State& h = *handle.state_;
-  if (h.core.get() != this)
-    return invalid_argument(
-        "ep combine: the handle is of another group: use the group that made it");
+  CROSSDOCK_TRY(own_state, own(handle, "combine"));
+  const Handle::State& h = *own_state;
   CROSSDOCK_TRY(state, find(h.rank));
   const u64 dense = u64{options_.hidden} * 2;
-  const auto good = [&](const void* rows, u64 stride) {
-    return aligned(rows, 16) && stride % 16 == 0 && stride >= dense;
-  };
   device::EpCombineParams p = state->combine;
   p.output.rows = static_cast<u8*>(c.rows);
   p.output.row_stride = or_dense(c.row_stride, dense);
   p.output.weights = c.weights;
-  bool right = h.tokens.tokens == 0 || (c.rows != nullptr && good(c.rows, p.output.row_stride));
   for (u32 i = 0; i < 2; ++i) {
     p.output.bias[i] = static_cast<const u8*>(c.bias[i]);
     p.output.bias_stride[i] = or_dense(c.bias_stride[i], dense);
-    right = right && good(c.bias[i], p.output.bias_stride[i]);
   }
-  if (!right)
-    return invalid_argument(
-        fmt::format("ep combine: output at {} and biases must be rows of {} bytes on multiples of "
-                    "16, with strides of multiples of 16",
-                    c.rows, dense));
+  CROSSDOCK_CHECK_OK(check_combined(h, p.output));
   p.tokens = h.tokens;
-  p.routes = state->slots[h.slot].routes.as<device::EpRoute>();
-  p.input_offset = window_.input(h.slot);
-  p.slot = h.slot;
+  p.routes = state->slots[h.slot]->routes();
+  p.input_offset = h.placement.input_offset;
+  p.slot = h.placement.input_slot;
   const device::EpCombineConfig config = combine_variant();
   p.parts = device::EpParts::make(config.stage_bytes, options_.hidden * 2,
                                   std::min(window_.world, options_.top_k));
@@ -214,6 +126,7 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   std::optional<cuda::Stream> kept;
   const symm::Rank& rank = group_->rank(h.rank);
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
+  if (h.copied()) CROSSDOCK_CHECK_OK(copy_in(*state, h, launch_shape));
   return launcher_->launch(rank, *combine_, launch_shape, p);
 }
 

@@ -81,24 +81,9 @@ Result<> Core::prepare_kernels(Deadline deadline) {
                                .shared_bytes = device::ep_combine_shared(combine).bytes};
   CROSSDOCK_TRY(kernel, launcher_->prepare(combine_kernel(), block, deadline));
   combine_.emplace(std::move(kernel));
+  CROSSDOCK_TRY(copy, launcher_->prepare(copy_rows_kernel(), {.threads = kCopyThreads}, deadline));
+  copy_rows_.emplace(std::move(copy));
   return options_.expert_alignment == 0 ? Result<>() : prepare_grouping(deadline);
-}
-
-Result<Slot> Core::make_slot(symm::Rank& rank) {
-  const u64 experts = window_.areas.most_experts;
-  Slot slot;
-  CROSSDOCK_TRY(routes, rank.allocate(routes_bytes(options_, window_, rank.rank())));
-  CROSSDOCK_TRY(ends, rank.allocate(u64{window_.world} * 4));
-  CROSSDOCK_TRY(counts, rank.allocate(experts * 4));
-  CROSSDOCK_TRY(host_rows, rank.allocate_host(sizeof(u64)));
-  CROSSDOCK_TRY(host_experts, rank.allocate_host(experts * sizeof(u64)));
-  slot.routes = std::move(routes);
-  slot.source_ends = std::move(ends);
-  slot.expert_counts = std::move(counts);
-  slot.host_rows = std::move(host_rows);
-  slot.host_experts = std::move(host_experts);
-  if (options_.expert_alignment != 0) CROSSDOCK_CHECK_OK(add_grouping(rank, slot));
-  return slot;
 }
 
 Result<> Core::prepare_rank(u32 r) {
@@ -116,10 +101,9 @@ Result<> Core::prepare_rank(u32 r) {
     state.selections = std::move(selections);
     state.waits = std::move(waits);
   }
-  for (u32 i = 0; i < options_.slots; ++i) {
-    CROSSDOCK_TRY(slot, make_slot(rank));
-    state.slots.push_back(std::move(slot));
-  }
+  state.layout = slot_layout(options_, window_, r);
+  for (u32 i = 0; i < options_.slots; ++i)
+    CROSSDOCK_CHECK_OK(prepare_slot(state, SlotKind::kWindow));
   device::EpDispatchParams& d = state.dispatch;
   d.common = rank.common(KernelId::kEpDispatch, options_.wait);
   d.view = rank.view();
@@ -172,6 +156,7 @@ Result<Statistics> Core::statistics(u32 rank, Deadline deadline) const {
 }
 
 Result<> Core::reset(Deadline deadline) {
+  ++generation_;
   return group_->reset(deadline);
 }
 

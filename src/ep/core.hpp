@@ -11,6 +11,7 @@
 #include <crossdock/ep/group.hpp>
 
 #include "cuda/stream.hpp"
+#include "ep/slots.hpp"
 #include "ep/variants.hpp"
 #include "ep/window.hpp"
 #include "jit/jit.hpp"
@@ -19,30 +20,33 @@
 
 namespace crossdock::ep {
 
-// A slot of a rank: routing and counts of the dispatch that holds it.
-struct Slot {
-  symm::LocalMemory routes;
-  symm::LocalMemory source_ends;
-  symm::LocalMemory expert_counts;
-  symm::HostMemory host_rows;
-  symm::HostMemory host_experts;
-  symm::LocalMemory offsets;  // of the grouping; the rest if it is wanted at all
-  symm::LocalMemory places;
-  symm::LocalMemory positions;
-  bool held = false;
-};
-
 struct RankState {
   u32 rank = 0;
   symm::LocalMemory state;     // EpState
   symm::LocalMemory previous;  // [2][most experts]
   symm::LocalMemory selections;
   symm::LocalMemory waits;
-  std::vector<Slot> slots;
+  SlotLayout layout;
+  // Those of the window first. Slots are never taken away, so that a copy is made once for all the
+  // handles that will need it.
+  std::vector<std::unique_ptr<Slot>> slots;
+  std::vector<symm::HostMemory> host_blocks;
   u32 next_slot = 0;
   u32 ticket = 0;
   device::EpDispatchParams dispatch{};  // all that does not depend on the call
   device::EpCombineParams combine{};
+};
+
+// Where the rows of one dispatch arrive, where the caller finds them, and where combine looks for
+// what the experts make of them.
+struct Placement {
+  u32 index = 0;  // of the slot
+  Slot* slot = nullptr;
+  u64 output_offset = 0;
+  u8* block = nullptr;               // an EpOutputLayout
+  u8* input = nullptr;               // an EpInputLayout, for the experts to fill; null: no combine
+  u64 input_offset = 0;              // in the window, where peers read it
+  u32 input_slot = device::kNoSlot;  // whose free_at goes with it
 };
 
 class Core : public std::enable_shared_from_this<Core> {
@@ -53,15 +57,15 @@ class Core : public std::enable_shared_from_this<Core> {
                                               std::unique_ptr<jit::Jit> jit, const Options& options,
                                               Deadline deadline);
 
-  Result<Handle> dispatch(u32 rank, const Tokens& tokens, StreamPtr stream);
+  Result<Handle> dispatch(u32 rank, const Tokens& tokens, const DispatchOptions& how,
+                          StreamPtr stream);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream);
   Result<Grouped> group_rows(const Handle& handle, StreamPtr stream);
-  struct ByPlace {
-    const void* rows;
-    u64 stride;
-    bool weighted;
-  };
+  Result<> expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream);
   Result<> reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream);
+  Result<> reserve_copies(u32 rank, u32 copies);
+  Result<std::span<std::byte>> user_memory(u32 rank);
+  Result<std::uint64_t> output_bytes(const Tokens& tokens) const;
   void release(u32 rank, u32 slot) noexcept;
   Result<Statistics> statistics(u32 rank, Deadline deadline) const;
   Result<> reset(Deadline deadline);
@@ -85,15 +89,47 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> prepare_variant(const DispatchShape& shape, Deadline deadline);
   Result<> prepare_rank(u32 rank);
   Result<> prepare_grouping(Deadline deadline);
-  Result<Slot> make_slot(symm::Rank& rank);
-  Result<> add_grouping(symm::Rank& rank, Slot& slot) const;
-  Result<Slot*> grouped_slot(const Handle& handle, const char* call);
+  // ---- slots.cpp
+  Result<> add_host_words(RankState& state, Slot& slot) const;
+  Result<u32> add_slot(RankState& state, SlotKind kind, symm::LocalMemory memory) const;
+  Result<u32> prepare_slot(RankState& state, SlotKind kind) const;
+  Result<u32> make_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const;
+  Result<u32> take_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const;
+  Result<u32> take_window_slot(RankState& state, const cuda::Stream* stream) const;
+  Result<> refuse_in_capture(u32 rank, const cuda::Stream* stream, const char* what) const;
+  // ---- checks.cpp
+  struct Where {
+    u32 rank;
+    const char* call;
+  };
+  Result<> check_memory(const Where& where, const void* p, const char* what) const;
+  Result<> check_shape(const Tokens& tokens) const;
+  Result<> check_tokens(u32 rank, const Tokens& tokens, const DispatchOptions& how) const;
+  Result<> check_combined(const Handle::State& handle, const device::EpCombineOutput& to) const;
+  Result<> check_expanded(const Handle& handle, const Expanded& to) const;
+  Result<> check_by_place(const Handle& handle, const ByPlace& outputs, u64 stride) const;
+  // ---- calls.cpp, placement.cpp
   Result<RankState*> find(u32 rank);
-  Result<> check_tokens(const Tokens& tokens) const;
+  Result<Handle::State*> own(const Handle& handle, const char* call) const;
+  Result<const Handle::State*> reused(u32 rank, const Tokens& tokens,
+                                      const DispatchOptions& how) const;
+  Result<Placement> place(RankState& state, const Tokens& tokens, const DispatchOptions& how,
+                          const cuda::Stream* stream);
+  Result<u64> user_offset(u32 rank, const void* block, u64 room, u64 needed,
+                          const char* what) const;
+  [[nodiscard]] device::EpDispatchInput input_of(const Tokens& tokens) const;
+  Result<> copy_out(RankState& state, const Placement& placement,
+                    const device::EpDispatchParams& params, const Handle::State* reused,
+                    const symm::LaunchShape& shape);
+  Result<> copy_in(RankState& state, const Handle::State& handle, const symm::LaunchShape& shape);
+  Result<> launch_copy(const symm::Rank& rank, std::span<const device::EpPlane> planes,
+                       device::EpCopyRowsParams params, const symm::LaunchShape& shape);
+  Handle make_handle(RankState& state, const Placement& placement,
+                     const device::EpDispatchParams& params, bool weights);
+  // ---- grouping.cpp
+  Result<Slot*> grouped_slot(const Handle& handle, const char* call);
   Result<const Variant*> choose(const Tokens& tokens, u32 groups) const;
   [[nodiscard]] DispatchShape shape_of(u32 row_bytes, bool cast, u32 groups) const;
-  Result<u32> take_slot(RankState& state) const;
-  [[nodiscard]] u64 most_places() const;
   [[nodiscard]] device::EpArrived arrived_of(const Handle& handle) const;
   [[nodiscard]] device::EpOutputLayout output_of(const Tokens& tokens) const;
 
@@ -109,6 +145,9 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
   std::optional<symm::Prepared<device::EpGroupRowsParams>> group_rows_;
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
+  std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;
+  std::optional<symm::Prepared<device::EpCopyRowsParams>> copy_rows_;
+  u32 generation_ = 0;  // resets so far
   std::vector<RankState> ranks_;
 };
 

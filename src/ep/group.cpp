@@ -44,6 +44,9 @@ const Received& Handle::received() const noexcept {
 const ExpertInput& Handle::expert_input() const noexcept {
   return state_->input;
 }
+bool Handle::copied() const noexcept {
+  return state_->copied();
+}
 Result<std::uint32_t> Handle::rows(Deadline deadline) const {
   return wait_word(*state_->core, state_->host_rows, state_->ticket, "the rows' number", deadline);
 }
@@ -76,14 +79,34 @@ const Sizes& Group::memory() const noexcept {
   return core_->memory();
 }
 Result<Handle> Group::dispatch(std::uint32_t rank, const Tokens& tokens, StreamPtr stream) {
-  return core_->dispatch(rank, tokens, stream);
+  return core_->dispatch(rank, tokens, {}, stream);
+}
+Result<Handle> Group::dispatch(std::uint32_t rank, const Tokens& tokens, const DispatchOptions& how,
+                               StreamPtr stream) {
+  return core_->dispatch(rank, tokens, how, stream);
+}
+Result<> Group::reserve_copies(std::uint32_t rank, std::uint32_t copies) {
+  return core_->reserve_copies(rank, copies);
+}
+Result<std::span<std::byte>> Group::user_memory(std::uint32_t rank) const {
+  return core_->user_memory(rank);
+}
+Result<std::uint64_t> Group::output_bytes(const Tokens& tokens) const {
+  return core_->output_bytes(tokens);
 }
 Result<Grouped> Group::group_rows(const Handle& handle, StreamPtr stream) {
   return core_->group_rows(handle, stream);
 }
 Result<> Group::reduce_rows(const Handle& handle, const void* by_place, std::uint64_t stride,
                             bool weighted, StreamPtr stream) {
-  return core_->reduce_rows(handle, {by_place, stride, weighted}, stream);
+  return core_->reduce_rows(handle, {.rows = by_place, .row_stride = stride, .weighted = weighted},
+                            stream);
+}
+Result<> Group::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream) {
+  return core_->reduce_rows(handle, outputs, stream);
+}
+Result<> Group::expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream) {
+  return core_->expand_rows(handle, to, stream);
 }
 Result<> Group::combine(const Handle& handle, const Combined& combined, StreamPtr stream) {
   return core_->combine(handle, combined, stream);

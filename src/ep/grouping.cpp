@@ -7,11 +7,6 @@
 
 namespace crossdock::ep {
 
-u64 Core::most_places() const {
-  return device::ep_most_places(window_.capacity, options_.top_k, window_.areas.most_experts,
-                                options_.expert_alignment);
-}
-
 Result<> Core::prepare_grouping(Deadline deadline) {
   const symm::BlockShape lists{.threads = kGroupThreads,
                                .shared_bytes = kGroupThreads / device::kWarpSize * 4};
@@ -19,18 +14,14 @@ Result<> Core::prepare_grouping(Deadline deadline) {
   CROSSDOCK_TRY(reduce,
                 launcher_->prepare(reduce_rows_kernel(),
                                    {.threads = kReduceWarps * device::kWarpSize}, deadline));
+  const device::EpExpandRowsConfig expand = expand_rows_variant();
+  CROSSDOCK_TRY(
+      copies, launcher_->prepare(
+                  expand_rows_kernel(),
+                  {.threads = expand.threads(), .shared_bytes = expand.shared_bytes()}, deadline));
+  expand_rows_.emplace(std::move(copies));
   group_rows_.emplace(std::move(group));
   reduce_rows_.emplace(std::move(reduce));
-  return {};
-}
-
-Result<> Core::add_grouping(symm::Rank& rank, Slot& slot) const {
-  CROSSDOCK_TRY(offsets, rank.allocate((u64{window_.areas.most_experts} + 1) * 4));
-  CROSSDOCK_TRY(places, rank.allocate(most_places() * 4));
-  CROSSDOCK_TRY(positions, rank.allocate(u64{window_.capacity} * options_.top_k * 4));
-  slot.offsets = std::move(offsets);
-  slot.places = std::move(places);
-  slot.positions = std::move(positions);
   return {};
 }
 
@@ -46,17 +37,26 @@ device::EpArrived Core::arrived_of(const Handle& handle) const {
 }
 
 Result<Slot*> Core::grouped_slot(const Handle& handle, const char* call) {
-  const Handle::State& h = *handle.state_;
-  if (h.core.get() != this)
-    return invalid_argument(
-        fmt::format("ep {}: the handle is of another group: use the group that made it", call));
+  CROSSDOCK_TRY(h, own(handle, call));
   if (options_.expert_alignment == 0)
     return invalid_argument(fmt::format(
         "ep {}: the group was made with expert_alignment = 0: give it the alignment of the rows",
         call));
-  CROSSDOCK_TRY(state, find(h.rank));
-  return &state->slots[h.slot];
+  CROSSDOCK_TRY(state, find(h->rank));
+  return state->slots[h->slot].get();
 }
+
+namespace {
+
+device::EpGrouping grouping_of(const Slot& slot, u32 alignment) {
+  return {.offsets = slot.offsets(),
+          .aligned = slot.aligned(),
+          .rows = slot.places(),
+          .positions = slot.positions(),
+          .alignment = alignment};
+}
+
+}  // namespace
 
 Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   CROSSDOCK_TRY(slot, grouped_slot(handle, "group_rows"));
@@ -64,35 +64,64 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   device::EpGroupRowsParams p{};
   p.common = rank.common(device::KernelId::kEpGroupRows, options_.wait);
   p.arrived = arrived_of(handle);
-  p.grouping = {.offsets = slot->offsets.as<u32>(),
-                .rows = slot->places.as<device::i32>(),
-                .positions = slot->positions.as<u32>(),
-                .alignment = options_.expert_alignment};
+  p.grouping = grouping_of(*slot, options_.expert_alignment);
   const u32 blocks = std::clamp(p.arrived.experts, 1u, launcher_->num_sms(rank));
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, *group_rows_, launch_shape, p));
   return Grouped{.offsets = p.grouping.offsets,
+                 .aligned_counts = p.grouping.aligned,
                  .rows = p.grouping.rows,
                  .positions = p.grouping.positions,
-                 .places = most_places()};
+                 .places = most_places(options_, window_)};
+}
+
+Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream) {
+  CROSSDOCK_TRY(slot, grouped_slot(handle, "expand_rows"));
+  CROSSDOCK_CHECK_OK(check_expanded(handle, to));
+  const symm::Rank& rank = group_->rank(handle.rank());
+  const Received& got = handle.received();
+  device::EpExpandRowsParams p{};
+  p.common = rank.common(device::KernelId::kEpExpandRows, options_.wait);
+  p.arrived = arrived_of(handle);
+  p.grouping = grouping_of(*slot, options_.expert_alignment);
+  p.from = {.rows = static_cast<const u8*>(got.rows),
+            .scales = static_cast<const u8*>(got.scales),
+            .tokens = got.tokens,
+            .row_bytes = got.row_bytes,
+            .scale_bytes = got.scale_bytes,
+            .scale_columns = got.scale_columns};
+  const u64 dense_scales =
+      to.scales_by_column ? device::round_up(u64{to.places}, u64{4}) : got.scale_bytes;
+  p.to = {.rows = static_cast<u8*>(to.rows),
+          .scales = static_cast<u8*>(to.scales),
+          .weights = to.weights,
+          .sources = reinterpret_cast<device::EpSource*>(to.sources),
+          .row_stride = to.row_stride == 0 ? got.row_bytes : to.row_stride,
+          .scale_stride = to.scale_stride == 0 ? dense_scales : to.scale_stride,
+          .places = to.places,
+          .rows_per_expert = to.rows_per_expert,
+          .scales_by_column = to.scales_by_column};
+  const u32 stage_bytes = expand_rows_variant().stage_bytes;
+  p.parts = device::ceil_div(got.row_bytes, stage_bytes);
+  p.part_bytes = device::round_up(device::ceil_div(got.row_bytes, p.parts), 16u);
+  std::optional<cuda::Stream> kept;
+  CROSSDOCK_TRY(launch_shape, shape(rank, launcher_->num_sms(rank), stream, kept));
+  return launcher_->launch(rank, *expand_rows_, launch_shape, p);
 }
 
 Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream) {
   CROSSDOCK_TRY(slot, grouped_slot(handle, "reduce_rows"));
   const symm::Rank& rank = group_->rank(handle.rank());
   const u32 row_bytes = options_.hidden * 2;
-  const u64 stride = outputs.stride == 0 ? row_bytes : outputs.stride;
-  if (outputs.rows == nullptr || reinterpret_cast<std::uintptr_t>(outputs.rows) % 16 != 0 ||
-      stride % 16 != 0 || stride < row_bytes)
-    return invalid_argument(
-        fmt::format("ep reduce_rows: rows at {} with a stride of {} bytes must lie on multiples of "
-                    "16, one row of {} bytes apart or more",
-                    outputs.rows, stride, row_bytes));
+  const u64 stride = outputs.row_stride == 0 ? row_bytes : outputs.row_stride;
+  CROSSDOCK_CHECK_OK(check_by_place(handle, outputs, stride));
   device::EpReduceRowsParams p{};
   p.common = rank.common(device::KernelId::kEpReduceRows, options_.wait);
   p.arrived = arrived_of(handle);
-  p.positions = slot->positions.as<u32>();
+  p.positions = slot->positions();
+  p.offsets = slot->offsets();
+  p.rows_per_expert = outputs.rows_per_expert;
   p.outputs = static_cast<const u8*>(outputs.rows);
   p.output_stride = stride;
   p.input = static_cast<u8*>(handle.expert_input().rows);

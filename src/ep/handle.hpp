@@ -11,6 +11,7 @@ inline namespace v1 {
 
 struct Handle::State {
   std::shared_ptr<Core> core;
+  u32 generation = 0;  // of the group: resets before it
   u32 rank = 0;
   u32 slot = 0;
   u32 ticket = 0;
@@ -18,8 +19,12 @@ struct Handle::State {
   device::EpTokens tokens{};
   const u64* host_rows = nullptr;
   const u64* host_experts = nullptr;
+  Placement placement;
+  bool weights = false;  // have been delivered
   Received received;
   ExpertInput input;
+
+  [[nodiscard]] bool copied() const { return placement.slot->kind == SlotKind::kCopy; }
 
   State() = default;
   State(const State&) = delete;

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include <crossdock/kernel/ep_combine.cuh>
+#include <crossdock/kernel/ep_copy_rows.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
+#include <crossdock/kernel/ep_expand_rows.cuh>
 #include <crossdock/kernel/ep_group_rows.cuh>
 #include <crossdock/kernel/ep_reduce_rows.cuh>
 
@@ -35,6 +37,7 @@ constexpr std::array<EpDispatchConfig, 10> kDispatches = {{
     {.dispatch_warps = 7, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = true},
     {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = true},
 }};
+constexpr EpExpandRowsConfig kExpand{.warps = 8, .stages = 3, .stage_bytes = 7168};
 constexpr EpCombineConfig kCombine{.warps = 8, .stages = 2, .stage_bytes = 14336};
 
 template <EpDispatchConfig kConfig>
@@ -113,6 +116,21 @@ KernelRef<EpReduceRowsParams> reduce_rows_kernel() {
   constexpr C kConfig{.warps = kReduceWarps};
   return make_kernel<kConfig>(KernelId::kEpReduceRows, "ep_reduce_rows", "EpReduceRowsConfig",
                               &kernel::ep_reduce_rows<kConfig>, Member{"warps", &C::warps});
+}
+EpExpandRowsConfig expand_rows_variant() {
+  return kExpand;
+}
+KernelRef<EpExpandRowsParams> expand_rows_kernel() {
+  using C = EpExpandRowsConfig;
+  return make_kernel<kExpand>(KernelId::kEpExpandRows, "ep_expand_rows", "EpExpandRowsConfig",
+                              &kernel::ep_expand_rows<kExpand>, Member{"warps", &C::warps},
+                              Member{"stages", &C::stages}, Member{"stage_bytes", &C::stage_bytes});
+}
+KernelRef<EpCopyRowsParams> copy_rows_kernel() {
+  using C = EpCopyRowsConfig;
+  constexpr C kConfig{.threads = kCopyThreads};
+  return make_kernel<kConfig>(KernelId::kEpCopyRows, "ep_copy_rows", "EpCopyRowsConfig",
+                              &kernel::ep_copy_rows<kConfig>, Member{"threads", &C::threads});
 }
 
 }  // namespace crossdock::ep

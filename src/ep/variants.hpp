@@ -7,6 +7,7 @@
 
 #include <crossdock/core/result.hpp>
 #include <crossdock/layout/ep_combine.cuh>
+#include <crossdock/layout/ep_copy.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
 #include <crossdock/layout/ep_grouping.cuh>
 
@@ -47,5 +48,10 @@ inline constexpr device::u32 kGroupThreads = 1024;
 inline constexpr device::u32 kReduceWarps = 8;
 symm::KernelRef<device::EpGroupRowsParams> group_rows_kernel();
 symm::KernelRef<device::EpReduceRowsParams> reduce_rows_kernel();
+device::EpExpandRowsConfig expand_rows_variant();
+symm::KernelRef<device::EpExpandRowsParams> expand_rows_kernel();
+
+inline constexpr device::u32 kCopyThreads = 512;
+symm::KernelRef<device::EpCopyRowsParams> copy_rows_kernel();
 
 }  // namespace crossdock::ep

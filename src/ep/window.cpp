@@ -5,12 +5,14 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "ep/slots.hpp"
 #include "ep/variants.hpp"
 
 namespace crossdock::ep {
 namespace {
 
 constexpr u32 kMaxRowBytes = 32 << 10;
+constexpr u64 kMaxUserBytes = u64{1} << 40;
 
 Result<> check_numbers(const Options& o, u32 world) {
   if (world == 0 || world > device::kEpMaxRanks)
@@ -27,6 +29,9 @@ Result<> check_numbers(const Options& o, u32 world) {
   if (o.slots == 0 || o.slots > device::kEpMaxSlots)
     return invalid_argument(
         fmt::format("ep: slots = {} must be 1 to {}", o.slots, device::kEpMaxSlots));
+  if (o.user_bytes > kMaxUserBytes)
+    return invalid_argument(
+        fmt::format("ep: user_bytes = {} must be at most {}", o.user_bytes, kMaxUserBytes));
   if (o.expert_alignment > 4096)
     return invalid_argument(
         fmt::format("ep: expert_alignment = {} must be at most 4096, or 0 for no rows by expert",
@@ -110,8 +115,11 @@ Result<Window> make_window(const Options& options, u32 world) {
                             .bytes;
   window.input_bytes =
       device::ep_input_layout(window.capacity, options.hidden * 2, options.top_k).bytes;
-  window.outputs = window.layout.add("ep.slots.rows", options.slots * window.output_bytes);
-  window.inputs = window.layout.add("ep.slots.inputs", options.slots * window.input_bytes);
+  window.slots = options.slots;
+  const u64 all = u64{options.slots} + (options.fall_back ? 1 : 0);
+  window.outputs = window.layout.add("ep.slots.rows", all * window.output_bytes);
+  window.inputs = window.layout.add("ep.slots.inputs", all * window.input_bytes);
+  window.user = window.layout.add("ep.user", options.user_bytes);
   return window;
 }
 
@@ -142,15 +150,16 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   out.input_bytes = window.input_bytes;
   out.control_bytes = window.control_bytes;
   out.window_bytes = window.layout.bytes;
-  u64 routes = 0;
-  for (u32 rank = 0; rank < world; ++rank)
-    routes = std::max(routes, routes_bytes(options, window, rank));
-  u64 lists = 0;
-  if (options.expert_alignment != 0)
-    lists = 4 * (device::ep_most_places(window.capacity, options.top_k, window.areas.most_experts,
-                                        options.expert_alignment) +
-                 u64{window.capacity} * options.top_k + window.areas.most_experts + 1);
-  out.local_bytes = sizeof(device::EpState) + options.slots * (routes + lists);
+  out.user_bytes = options.user_bytes;
+  if (options.fall_back) out.transit_bytes = window.output_bytes + window.input_bytes;
+  u64 local = 0, copy = 0;
+  for (u32 rank = 0; rank < world; ++rank) {
+    const SlotLayout slot = slot_layout(options, window, rank);
+    local = std::max(local, options.slots * slot.local_bytes);
+    copy = std::max(copy, slot.copy_bytes);
+  }
+  out.local_bytes = sizeof(device::EpState) + local;
+  if (options.fall_back) out.copy_bytes = copy;
   return out;
 }
 

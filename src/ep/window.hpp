@@ -1,5 +1,6 @@
 // The window of an expert-parallel group: control areas, then slots, each with room for the rows of
-// one dispatch and for the expert outputs that combine reads. Pure functions of the options.
+// one dispatch and for the expert outputs that combine reads, and the caller's memory. Pure
+// functions of the options.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -25,6 +26,8 @@ struct Window {
   u64 inputs = 0;        // offset of the first slot's expert outputs
   u64 input_bytes = 0;   // of a slot
   u64 control_bytes = 0;
+  u32 slots = 0;  // in the window, without the transit, which comes after them
+  u64 user = 0;   // offset of the caller's memory
 
   [[nodiscard]] u64 output(u32 slot) const { return outputs + slot * output_bytes; }
   [[nodiscard]] u64 input(u32 slot) const { return inputs + slot * input_bytes; }

@@ -52,6 +52,26 @@ std::optional<Error> known_cause(const FaultRecord& r) {
           fmt::format("{}: rank {} waited {} for rank {} to read what the slot held "
                       "before: {} of its blocks have, {} must",
                       kernel, r.rank, milliseconds(r.waited_ns), r.peer, r.seen, r.expected));
+    case Phase::kReuse:
+      return error(
+          Code::kInvalidArgument,
+          fmt::format(
+              "{}: the rows of rank {} end at row {} of rank {}, with the routing that rank "
+              "{} reuses or counts they would at {}: all ranks give the handle of the same "
+              "earlier dispatch, or none does",
+              kernel, r.peer, r.seen, r.rank, r.rank, r.expected));
+    case Phase::kShape:
+      return error(
+          Code::kInvalidArgument,
+          fmt::format("{}: rank {} has rows of {} bytes and rank {} of {}, or their scales differ: "
+                      "all ranks give the same row_bytes, scale_bytes and scales_by_column",
+                      kernel, r.rank, r.expected, r.peer, r.seen));
+    case Phase::kRoom:
+      return error(
+          Code::kInvalidArgument,
+          fmt::format("{}: rank {} has {} choices to place, with the padding, and room for "
+                      "{}: give it more places, or rows_per_expert",
+                      kernel, r.rank, r.seen, r.expected));
     default:
       return std::nullopt;
   }

@@ -184,6 +184,7 @@ class EpRig {
     p.result.routes = ranks_.local<EpRoute>(
         rank, EpTokens::most_routes(case_.max_tokens, case_.blocks_of(rank), case_.world));
     p.result.source_ends = ranks_.local<u32>(rank, case_.world);
+    p.result.sent_ends = ranks_.local<u32>(rank, case_.world);
     p.result.expert_counts = ranks_.local<u32>(rank, areas_.most_experts + 1);
     p.result.host_rows = ranks_.local<u64>(rank, 1);
     p.result.host_experts = ranks_.local<u64>(rank, areas_.most_experts + 1);

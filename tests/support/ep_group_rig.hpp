@@ -41,6 +41,14 @@ inline ep::GroupOptions ep_options(const EpCase& c, symm::Backend backend) {
   return options;
 }
 
+// Seed `seed` with every memory effect that is legal, for groups in the twin.
+inline twin::Schedule weak_schedule(u64 seed) {
+  twin::Schedule s;
+  s.seed = seed;
+  s.weak = s.stale = s.fire_deadlines = true;
+  return s;
+}
+
 class EpGroupRig {
  public:
   EpGroupRig(const EpCase& c, ep::Group group) : case_(c), group_(std::move(group)) {
@@ -61,7 +69,10 @@ class EpGroupRig {
     }
   }
   static Result<EpGroupRig> create(const EpCase& c, symm::Backend backend) {
-    CROSSDOCK_TRY(group, ep::Group::create(ep_options(c, backend)));
+    return create(c, ep_options(c, backend));
+  }
+  static Result<EpGroupRig> create(const EpCase& c, const ep::GroupOptions& options) {
+    CROSSDOCK_TRY(group, ep::Group::create(options));
     return EpGroupRig(c, std::move(group));
   }
 
@@ -101,6 +112,21 @@ class EpGroupRig {
     for (const u32 r : group_.local_ranks())
       handles.push_back(group_.dispatch(r, tokens(r)).value());
     return handles;
+  }
+  // As an earlier dispatch: `handles` are of all local ranks, in their order.
+  std::vector<ep::Handle> dispatch_like(const std::vector<ep::Handle>& earlier) {
+    std::vector<ep::Handle> handles;
+    for (const ep::Handle& like : earlier)
+      handles.push_back(
+          group_.dispatch(like.rank(), tokens_like(like.rank()), {.routing = &like}).value());
+    return handles;
+  }
+  // The tokens of a rank without what a reused routing brings along.
+  [[nodiscard]] ep::Tokens tokens_like(u32 r) {
+    ep::Tokens t = tokens(r);
+    t.ids = nullptr;
+    t.weights = nullptr;
+    return t;
   }
   void combine(const ep::Handle& handle) {
     const Memory& m = of(handle.rank());

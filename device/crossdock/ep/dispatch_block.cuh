@@ -35,6 +35,8 @@ struct EpDispatchBlock {
   CROSSDOCK_DEVICE u32 world() const { return p.view.world; }
   CROSSDOCK_DEVICE u32 rank() const { return p.view.rank; }
   CROSSDOCK_DEVICE u32 groups() const { return ceil_div(count, kWarpSize); }
+  // Whether the routing is that of an earlier dispatch. The same for all threads.
+  CROSSDOCK_DEVICE bool reuses() const { return p.reuse.routes != nullptr; }
   CROSSDOCK_DEVICE EpRoute& route(u32 group, u32 destination) const {
     return at<EpRoute>(shared.routes)[group * world() + destination];
   }
@@ -79,10 +81,15 @@ struct EpDispatchBlock {
   // Waits until `destination` has said where its rows of this epoch go; the address of its output
   // block. One thread; its own stores and bulk copies may follow.
   CROSSDOCK_DEVICE bool wait_output(u32 destination, u8*& output CROSSDOCK_SITE) const {
-    u64 offset = 0;
-    const bool told = wait_announced(p.common, output_word(destination), epoch, destination,
-                                     offset CROSSDOCK_PASS_SITE);
-    output = p.view.at<u8>(offset, destination);
+    EpPlaceWord word{};
+    bool told = wait_announced(p.common, output_word(destination), epoch, destination,
+                               word.value CROSSDOCK_PASS_SITE);
+    if (told && word.shape() != EpPlaceWord::shape_of(p.output)) {
+      raise_fault(p.common, {Phase::kShape, destination, p.output.row_bytes}, word.row_bytes(),
+                  0 CROSSDOCK_PASS_SITE);
+      told = false;
+    }
+    output = p.view.at<u8>(word.offset(), destination);
     ptx::fence_proxy_async(CROSSDOCK_PASS_SITE_ONLY);
     return told;
   }

@@ -61,10 +61,12 @@ struct EpMetadata {
  private:
   CROSSDOCK_DEVICE void write(const Run& run) const {
     const EpOutputLayout& out = b.p.output;
-    if (lane < run.n)
-      ptx::st_weak(reinterpret_cast<u32*>(run.output + out.sources) + run.row + lane,
-                   members[lane]);
-    write_selections(run);
+    if (!b.reuses()) {  // else the destination has them
+      if (lane < run.n)
+        ptx::st_weak(reinterpret_cast<u32*>(run.output + out.sources) + run.row + lane,
+                     members[lane]);
+      write_selections(run);
+    }
     if (kConfig.cast || out.scale_bytes == 0) return;
     if (out.scale_columns != 0) {
       write_scale_columns(run);

@@ -41,7 +41,8 @@ struct EpNotifyWarp {
     if (ptx::any(kFullMask, !free)) return false;
     ptx::sync_warp(kFullMask);  // the slot is free of all sources
     if (lane < b.world())
-      announce(b.p.view.map(b.output_word(b.rank()), lane), b.epoch, b.p.output_offset);
+      announce(b.p.view.map(b.output_word(b.rank()), lane), b.epoch,
+               EpPlaceWord::make(b.p.output_offset, b.p.output).value);
     return true;
   }
   // After the plan. False when the rank aborts; the lanes of a warp agree.
@@ -49,7 +50,8 @@ struct EpNotifyWarp {
     publish_routes(plan);
     bool ok = b.block != 0 || warp != 0 || take_ends();
     if (ok) ok = EpMetadata<Block>(b, warp).run(plan);
-    count_experts();  // whatever has happened: the notify warps meet in there
+    // Whatever has happened: the notify warps meet in there.
+    if (!b.reuses()) count_experts();
     return ok;
   }
 
@@ -85,11 +87,19 @@ struct EpNotifyWarp {
       got = wait_tagged_word(b.p.common, b.end_word(lane), b.epoch, lane, end);
       if (got && ep_is_given_up(end)) got = b.pass_on(lane, end);
       const u32 rows = static_cast<u32>(end);
+      if (got) got = same_routing(lane, rows, (end & kEpReused) != 0);
       if (got) ptx::st_weak(b.p.result.source_ends + lane, rows);
       if (got && lane == b.world() - 1 && b.p.result.host_rows != nullptr)
         put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, rows);
     }
     return !ptx::any(kFullMask, !got);
+  }
+  // A reused routing is that of all ranks, or of none.
+  CROSSDOCK_DEVICE bool same_routing(u32 source, u32 end, bool reused) const {
+    const u32 expected = b.reuses() ? ptx::ld_weak(b.p.reuse.source_ends + source) : end;
+    if (reused == b.reuses() && end == expected) return true;
+    raise_fault(b.p.common, {Phase::kReuse, source, expected}, end, 0);
+    return false;
   }
   CROSSDOCK_DEVICE void count_experts() const {
     const ThreadGroup group{kBarrier, kFirstThread, kThreads};
@@ -140,15 +150,20 @@ struct EpDispatchFinish {
   }
 
  private:
+  // Selections of the expert in this epoch.
+  CROSSDOCK_DEVICE u32 added(u32 expert) const {
+    u32* previous = b.p.expert_previous + u64{b.epoch & 1u} * b.p.areas.most_experts + expert;
+    const u32 total = ptx::ld_relaxed_sys(b.expert_total(expert));
+    const u32 selections = total - ptx::ld_weak(previous);
+    ptx::st_weak(previous, total);
+    return selections;
+  }
   CROSSDOCK_DEVICE void take_experts() const {
     const u32 experts = b.p.experts.count(b.rank());
-    u32* previous = b.p.expert_previous + u64{b.epoch & 1u} * b.p.areas.most_experts;
     for (u32 i = lane_index(); i < experts; i += kWarpSize) {
-      const u32 total = ptx::ld_relaxed_sys(b.expert_total(i));
-      const u32 selections = total - ptx::ld_weak(previous + i);
-      ptx::st_weak(previous + i, total);
+      const u32 selections = b.reuses() ? ptx::ld_weak(b.p.reuse.expert_counts + i) : added(i);
       ptx::st_weak(b.p.result.expert_counts + i, selections);
-      u64* kept = b.p.statistics.expert_selections;
+      u64* kept = b.reuses() ? nullptr : b.p.statistics.expert_selections;
       if (kept != nullptr) ptx::st_weak(kept + i, ptx::ld_weak(kept + i) + selections);
       if (b.p.result.host_experts != nullptr)
         put_epoch_word(b.p.result.host_experts + i, b.p.result.host_ticket, selections);

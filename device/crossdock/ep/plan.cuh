@@ -11,8 +11,10 @@
 //   the last block of r: ends[e & 1][r] of d = {e, base + own count} ----> number of rows at d
 //
 // So the order of rows is (source rank, token) whatever the schedule, and no block waits for one
-// that comes later. A block that fails puts ep_given_up() in place of its counts, and the last
-// block in place of the ends, so that every rank learns of it, and of whose fault it is, at once.
+// that comes later. With the routing of an earlier dispatch (EpReuse) route words and ends are read
+// instead of made; counts are published all the same, so that no word grows old. A block that fails
+// puts ep_given_up() in place of its counts, and the last block in place of the ends, so that every
+// rank learns of it, and of whose fault it is, at once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -40,7 +42,7 @@ struct EpPlan {
   // agree. `ok`: what the caller brings along.
   CROSSDOCK_DEVICE bool run(bool ok) const {
     const ThreadGroup all = ThreadGroup::block();
-    const bool valid = route_groups() && ok;
+    const bool valid = (b.reuses() ? load_routes() : route_groups()) && ok;
     bool failed = all.any(!valid);
     if (warp_index() == 0) publish_counts(failed ? kGivenUp : count());
     if (!failed) failed = !gather_bases();
@@ -106,6 +108,17 @@ struct EpPlan {
     return valid;
   }
 
+  // The route words of the earlier dispatch, whose rows are those at the destination.
+  CROSSDOCK_DEVICE bool load_routes() const {
+    const u64 first = u64{b.block} * b.p.tokens.groups * b.world();
+    const auto* words = reinterpret_cast<const U32x2*>(b.p.reuse.routes + first);
+    for (u32 i = thread_index(); i < b.groups() * b.world(); i += block_size()) {
+      const U32x2 word = ptx::ld_weak(words + i);
+      b.route(i / b.world(), i % b.world()) = {word.x, word.y};
+    }
+    return true;
+  }
+
   // ---- counts ---------------------------------------------------------------------------------
 
   // By warp 0: rows within the block; a lane a destination, whose tokens it returns.
@@ -114,7 +127,7 @@ struct EpPlan {
     if (lane_index() >= b.world()) return total;
     for (u32 group = 0; group < b.groups(); ++group) {
       EpRoute& route = b.route(group, lane_index());
-      route.row = total;
+      if (!b.reuses()) route.row = total;
       total += popcount(route.tokens);
     }
     return total;
@@ -160,6 +173,10 @@ struct EpPlan {
   CROSSDOCK_DEVICE bool gather_bases() const {
     constexpr u32 kThreads = kConfig.dispatch_warps * kWarpSize;
     if (thread_index() >= kThreads) return true;
+    if (b.reuses()) {
+      b.template at<u32>(b.shared.partial)[thread_index()] = 0;
+      return true;
+    }
     const u32 quads = ep_quads(b.world());
     const u32 quad = thread_index() % quads;
     const u32 words = (b.rank() * b.p.most_blocks + b.block) * quads;
@@ -180,6 +197,16 @@ struct EpPlan {
     b.template at<u32>(b.shared.partial)[thread_index()] = mine;
     return got;
   }
+  // Where this rank's rows end at `destination`. In the last block.
+  CROSSDOCK_DEVICE u32 own_end(u32 destination) const {
+    if (b.reuses()) return ptx::ld_weak(b.p.reuse.sent_ends + destination);
+    u32 end = base(destination);
+    if (b.groups() != 0) {
+      const EpRoute last = b.route(b.groups() - 1, destination);
+      end += last.row + popcount(last.tokens);
+    }
+    return end;
+  }
   // By warp 0; the last block's tells where this rank's rows end at each destination.
   CROSSDOCK_DEVICE void publish_ends(bool failed) const {
     const u32 destination = lane_index();
@@ -188,11 +215,9 @@ struct EpPlan {
     if (failed) {
       end = b.given_up();
     } else {
-      end = base(destination);
-      if (b.groups() != 0) {
-        const EpRoute last = b.route(b.groups() - 1, destination);
-        end += last.row + popcount(last.tokens);
-      }
+      end = own_end(destination);
+      ptx::st_weak(b.p.result.sent_ends + destination, static_cast<u32>(end));
+      if (b.reuses()) end |= kEpReused;
     }
     put_tagged_word(b.p.view.map(b.end_word(b.rank()), destination), b.epoch, end);
   }

@@ -81,6 +81,7 @@ struct EpExpertList {
       ptx::st_weak(p.grouping.rows + i, -1);
     if (thread_index() == 0) {
       ptx::st_weak(p.grouping.offsets + expert, begin);
+      ptx::st_weak(p.grouping.aligned + expert, end - begin);
       if (expert == p.arrived.experts - 1) ptx::st_weak(p.grouping.offsets + expert + 1, end);
     }
     block.sync();  // the counts may be overwritten

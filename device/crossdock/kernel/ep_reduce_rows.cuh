@@ -1,5 +1,5 @@
-// ep_reduce_rows: where the experts' outputs lie by place (ep_group_rows), the outputs of each
-// received row become one row, which combine then pulls: added in the order of the choices, in
+// ep_reduce_rows: where the experts' outputs lie by place (ep_group_rows) or masked, the outputs of
+// each received row become one row, which combine then pulls: added in the order of the choices, in
 // fp32, each times its weight if asked for. So only one row a token and rank crosses the wire.
 // Launch on any rank before its combine: any grid, block = 32 * kConfig.warps threads, no shared
 // memory.
@@ -18,15 +18,18 @@ struct EpRowReduction {
   u32 row;
   u32 lane;
   u32 chosen = 0;  // a bit for every choice that is one of this rank
-  u32 place = 0;
+  u64 place = 0;
   float weight = 1;
 
   CROSSDOCK_DEVICE EpRowReduction(const EpReduceRowsParams& params, u32 of_row)
       : p(params), row(of_row), lane(lane_index()) {
     const u32 top_k = p.arrived.top_k;
     const u64 at = u64{row} * top_k + lane;
-    const bool here = lane < top_k && ptx::ld_weak(p.arrived.ids + at) >= 0;
-    if (here) place = ptx::ld_weak(p.positions + at);
+    const i32 expert = lane < top_k ? ptx::ld_weak(p.arrived.ids + at) : -1;
+    const bool here = expert >= 0;
+    if (here)
+      place = ep_target(ptx::ld_weak(p.positions + at), static_cast<u32>(expert),
+                        ptx::ld_weak(p.offsets + expert), p.rows_per_expert);
     if (here && p.weighted) weight = ptx::ld_weak(p.arrived.weights + at);
     chosen = ptx::ballot(kFullMask, here);
   }
@@ -39,7 +42,7 @@ struct EpRowReduction {
       float sum[8] = {};
       for (u32 left = chosen; left != 0; left &= left - 1) {
         const u32 k = lowest_bit(left);
-        const u32 from = ptx::shuffle(kFullMask, place, k);
+        const u64 from = ptx::shuffle(kFullMask, place, k);
         const float factor = ptx::shuffle(kFullMask, weight, k);
         if (i >= vectors) continue;
         add(sum,

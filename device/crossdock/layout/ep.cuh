@@ -102,6 +102,8 @@ CROSSDOCK_HOST_DEVICE constexpr bool ep_is_given_up(u64 value) {
 CROSSDOCK_HOST_DEVICE constexpr u32 ep_culprit(u64 value) {
   return abort_peer(static_cast<u32>(value & ~kEpGivenUp));
 }
+// An end's source reuses the routing of an earlier dispatch, so has counted nothing.
+inline constexpr u64 kEpReused = u64{1} << 40;
 // Words per block and source: a power of two, so that the words of a warp fall on fixed lanes.
 CROSSDOCK_HOST_DEVICE constexpr u32 ep_quads(u32 world) {
   return world <= 4 ? 1 : world <= 8 ? 2 : world <= 16 ? 4 : 8;
@@ -139,12 +141,13 @@ CROSSDOCK_HOST_DEVICE constexpr EpAreas add_ep(SymmetricLayout& layout, u32 worl
 struct EpState {
   EpochState dispatch;
   EpochState combine;
-  PaddedWord pool[2];                     // tokens taken out of the common pool, by parity
-  PaddedWord tickets[2];                  // tokens taken by combine, by parity
-  u32 arrived[kEpMaxRanks];               // blocks of each source, of all epochs so far
-  u32 pulled[kEpMaxRanks];                // blocks that have pulled from here, of all epochs so far
-  u32 free_at[kEpMaxSlots][kEpMaxRanks];  // `pulled` at which the slot's input is free again
-  u32 routed[kEpMaxBlocks];               // the epoch for which a block's routes are complete
+  PaddedWord pool[2];        // tokens taken out of the common pool, by parity
+  PaddedWord tickets[2];     // tokens taken by combine, by parity
+  u32 arrived[kEpMaxRanks];  // blocks of each source, of all epochs so far
+  u32 pulled[kEpMaxRanks];   // blocks that have pulled from here, of all epochs so far
+  // `pulled` at which the slot's input is free again; the last is the transit.
+  u32 free_at[kEpMaxSlots + 1][kEpMaxRanks];
+  u32 routed[kEpMaxBlocks];  // the epoch for which a block's routes are complete
 };
 
 }  // namespace crossdock::device

@@ -56,6 +56,33 @@ CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s)
   return out;
 }
 
+// Where a destination's rows go and what they look like to it, in the 48 bits of an announced word:
+//
+//   | 2 bits of the scales' size | by column | row_bytes / 16, 12 bits | offset / 128, 33 bits |
+//
+// Sources compare the shape with their own: ranks that disagree learn it before they store.
+struct EpPlaceWord {
+  static constexpr u32 kUnit = 128;
+  static constexpr u32 kOffsetBits = 33;
+  u64 value;
+
+  CROSSDOCK_HOST_DEVICE static constexpr u64 shape_of(const EpOutputLayout& o) {
+    const u32 words = o.scale_bytes / 4;
+    const u32 folded = (words ^ words >> 2 ^ words >> 4 ^ words >> 6 ^ words >> 8) & 3u;
+    return u64{o.row_bytes / 16 | (o.scale_columns != 0 ? 1u << 12 : 0u) | folded << 13};
+  }
+  CROSSDOCK_HOST_DEVICE static constexpr EpPlaceWord make(u64 offset, const EpOutputLayout& o) {
+    return {offset / kUnit | shape_of(o) << kOffsetBits};
+  }
+  CROSSDOCK_HOST_DEVICE constexpr u64 offset() const {
+    return (value & ((u64{1} << kOffsetBits) - 1)) * kUnit;
+  }
+  CROSSDOCK_HOST_DEVICE constexpr u64 shape() const { return value >> kOffsetBits; }
+  CROSSDOCK_HOST_DEVICE constexpr u32 row_bytes() const {
+    return static_cast<u32>(shape() & 0xfffu) * 16;
+  }
+};
+
 // This rank's tokens.
 struct EpDispatchInput {
   const u8* rows;  // 16-byte aligned; bf16 with `cast`
@@ -72,10 +99,20 @@ struct EpDispatchInput {
 struct EpDispatchResult {
   EpRoute* routes;     // EpTokens::most_routes; what combine follows
   u32* source_ends;    // [world]: the end of each source's rows; the last is the number of rows
+  u32* sent_ends;      // [world]: the end of this rank's rows at each destination
   u32* expert_counts;  // [local experts]: selections, not padded
   u64* host_rows;      // pinned, may be null: {ticket, rows} as an epoch word, before the rows come
   u64* host_experts;   // pinned, may be null: [local experts] {ticket, selections}
   u32 host_ticket;
+};
+
+// What an earlier dispatch has left behind, for one that sends tokens the same ways: no ids are
+// read and nothing is counted. `routes` null: none.
+struct EpReuse {
+  const EpRoute* routes;
+  const u32* source_ends;
+  const u32* sent_ends;
+  const u32* expert_counts;
 };
 
 // Kept for the caller over many launches; any may be null.
@@ -94,6 +131,7 @@ struct EpDispatchParams {
   EpOutputLayout output;
   u64 output_offset;  // of this rank's output block in its window
   u32 slot;           // whose combine input goes with the output; kNoSlot: none
+  EpReuse reuse;
   EpDispatchResult result;
   EpStatistics statistics;
   EpState* state;

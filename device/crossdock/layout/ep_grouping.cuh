@@ -1,5 +1,6 @@
-// Parameters of the kernels that look at received rows expert by expert: ep_group_rows and
-// ep_reduce_rows. Plain data and constexpr functions, shared by host, kernels and twin.
+// Parameters of the kernels that look at received rows expert by expert: ep_group_rows,
+// ep_expand_rows and ep_reduce_rows. Plain data and constexpr functions, shared by host, kernels
+// and twin.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -22,6 +23,7 @@ struct EpArrived {
 // of `alignment`.
 struct EpGrouping {
   u32* offsets;    // [experts + 1]: where the places of each expert begin; the last is the end
+  u32* aligned;    // [experts]: its places, with padding
   i32* rows;       // [places]: the received row of each place, in order; -1 where there is none
   u32* positions;  // [rows][top_k]: the place of each choice that is one of this rank
   u32 alignment;
@@ -30,6 +32,13 @@ struct EpGrouping {
 CROSSDOCK_HOST_DEVICE constexpr u64 ep_most_places(u32 capacity, u32 top_k, u32 experts,
                                                    u32 alignment) {
   return u64{capacity} * top_k + u64{experts} * (alignment - 1);
+}
+
+// Where a choice is in a masked layout, in which every expert has `rows_per_expert` rows; `begin`:
+// of the expert's places. With rows_per_expert = 0 places are what they are.
+CROSSDOCK_HOST_DEVICE constexpr u64 ep_target(u32 place, u32 expert, u32 begin,
+                                              u32 rows_per_expert) {
+  return rows_per_expert == 0 ? place : u64{expert} * rows_per_expert + (place - begin);
 }
 
 struct EpGroupRowsConfig {
@@ -48,11 +57,58 @@ struct EpReduceRowsParams {
   LaunchCommon common;
   EpArrived arrived;
   const u32* positions;
-  const u8* outputs;  // bf16, a row for every place
+  const u32* offsets;
+  const u8* outputs;  // bf16, a row for every place, or of a masked layout
   u64 output_stride;
-  u8* input;  // bf16: what combine will pull, a row for every received row
+  u32 rows_per_expert;  // masked; else 0
+  u8* input;            // bf16: what combine will pull, a row for every received row
   u32 row_bytes;
   bool weighted;  // each choice times its weight; else a plain sum
+};
+
+struct EpExpandRowsConfig {
+  u32 warps;        // of a block, each moves parts of rows by itself
+  u32 stages;       // of a warp, in shared memory
+  u32 stage_bytes;  // of a part, a multiple of 128
+  CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return warps * kWarpSize; }
+  CROSSDOCK_HOST_DEVICE constexpr u32 shared_bytes() const {
+    return round_up(warps * stages * (stage_bytes + 8), 128u);
+  }
+};
+// A place's token: both -1 in padding.
+struct EpSource {
+  i32 rank;
+  i32 token;
+};
+// The received rows, as dispatch has put them.
+struct EpReceivedRows {
+  const u8* rows;
+  const u8* scales;
+  const u32* tokens;
+  u32 row_bytes;
+  u32 scale_bytes;
+  u32 scale_columns;  // 0: by row
+};
+// Copies by place; null planes are not wanted.
+struct EpExpanded {
+  u8* rows;
+  u8* scales;
+  float* weights;
+  EpSource* sources;
+  u64 row_stride;
+  u64 scale_stride;  // by row: bytes; by column: words
+  u64 places;        // there is room for
+  u32 rows_per_expert;
+  bool scales_by_column;
+};
+struct EpExpandRowsParams {
+  LaunchCommon common;
+  EpArrived arrived;
+  EpGrouping grouping;
+  EpReceivedRows from;
+  EpExpanded to;
+  u32 parts;       // of a row
+  u32 part_bytes;  // a multiple of 16; the last may be shorter
 };
 
 }  // namespace crossdock::device

@@ -24,7 +24,9 @@ enum class KernelId : u32 {
   kEpCombine = 9,
   kEpGroupRows = 10,
   kEpReduceRows = 11,
-  kFirstFree = 12,
+  kEpCopyRows = 12,
+  kEpExpandRows = 13,
+  kFirstFree = 14,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -50,6 +52,10 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "ep_group_rows";
     case KernelId::kEpReduceRows:
       return "ep_reduce_rows";
+    case KernelId::kEpCopyRows:
+      return "ep_copy_rows";
+    case KernelId::kEpExpandRows:
+      return "ep_expand_rows";
     default:
       return "unknown kernel";
   }
@@ -68,6 +74,9 @@ enum class Phase : u32 {
   kRouting = 8,      // not a wait: expert id `seen` of token `expected` is out of range
   kPeerRouting = 9,  // not a wait: rank `seen` has given up because of `peer`
   kSlotFree = 10,    // as kArrival: peers that have read what a slot held before
+  kReuse = 11,       // not a wait: `peer` reuses another routing than this rank, or none
+  kRoom = 12,        // not a wait: `seen` places are needed, there is room for `expected`
+  kShape = 13,       // not a wait: `peer` has rows of `seen` bytes, this rank of `expected`
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
   switch (phase) {
@@ -91,6 +100,12 @@ CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
       return "routing of a peer";
     case Phase::kSlotFree:
       return "slot in use";
+    case Phase::kReuse:
+      return "reuse of a routing";
+    case Phase::kRoom:
+      return "room for copies";
+    case Phase::kShape:
+      return "shape of rows";
     default:
       return "unknown phase";
   }

@@ -11,6 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -46,6 +47,26 @@ struct Tokens {
   const float* weights = nullptr;  // [count][top_k]; null: none are delivered
 };
 
+class Handle;
+
+// How a dispatch is made, besides its tokens.
+struct DispatchOptions {
+  // An earlier dispatch of this rank: as many tokens with the same ids go the same ways again, with
+  // other rows and scales, and nothing is counted. Tokens::ids and weights are null then: what the
+  // earlier one delivered is delivered again. All ranks give the same earlier dispatch.
+  const Handle* routing = nullptr;
+  // Where the rows arrive instead of a slot: in this rank's user_memory(), on a multiple of 128,
+  // with room for Group::output_bytes() of the tokens. Rows come first, without a gap; what else
+  // is delivered follows, see Received. Free again when the caller says so.
+  void* output = nullptr;
+  std::uint64_t output_room = 0;  // bytes
+  // With `output`: where the experts will put theirs, as above, with room for
+  // Sizes::input_bytes. Peers have read it when a later combine of this rank has run. Null: there
+  // will be no combine.
+  void* input = nullptr;
+  std::uint64_t input_room = 0;  // bytes
+};
+
 // What a dispatch delivers, in memory of the rank's GPU; there when the dispatch has run. Rows are
 // in the order of their source rank, and of the tokens of one rank.
 struct Received {
@@ -64,12 +85,12 @@ struct Received {
 
 // Where the experts put their output: row i belongs to the received row i.
 struct ExpertInput {
-  void* rows = nullptr;      // bf16, hidden values each, dense
+  void* rows = nullptr;      // bf16, hidden values each, dense; null: no combine
   float* weights = nullptr;  // [row][top_k], for Combined::weights
 };
 
-// The routing and the memory of one dispatch. Dropping it gives its slot back to later dispatches
-// of the rank, in the order of its calls.
+// The routing and the memory of one dispatch. Dropping it gives its slot, or its copy, back to
+// later dispatches of the rank, in the order of its calls.
 class CROSSDOCK_API Handle {
  public:
   Handle(Handle&&) noexcept;
@@ -78,7 +99,12 @@ class CROSSDOCK_API Handle {
 
   [[nodiscard]] std::uint32_t rank() const noexcept;
   [[nodiscard]] const Received& received() const noexcept;
+  // To be written after the dispatch; again, for another combine of this handle, when a later
+  // dispatch or combine of the rank has run.
   [[nodiscard]] const ExpertInput& expert_input() const noexcept;
+  // All slots were held: the rows have been copied to ordinary memory. Nothing else differs, except
+  // that combine copies the experts' output back.
+  [[nodiscard]] bool copied() const noexcept;
   // How many rows arrive. Known long before they are there, so outputs of the exact size can be
   // made while they travel. Polls memory; not for captured calls, whose launches come later.
   Result<std::uint32_t> rows(Deadline deadline) const;
@@ -95,11 +121,51 @@ class CROSSDOCK_API Handle {
 
 // Received rows by expert: a place for every choice of an expert of this rank, expert by expert,
 // each beginning at a multiple of Options::expert_alignment. Nothing is copied: places name rows.
+// How many choices each expert really has is Received::expert_counts.
 struct Grouped {
-  const std::uint32_t* offsets = nullptr;    // [experts of the rank + 1], padded
-  const std::int32_t* rows = nullptr;        // [place]: a received row, in order; -1: padding
+  const std::uint32_t* offsets = nullptr;         // [experts of the rank + 1], padded
+  const std::uint32_t* aligned_counts = nullptr;  // [experts of the rank]: places, with padding
+  const std::int32_t* rows = nullptr;             // [place]: a received row, in order; -1: padding
   const std::uint32_t* positions = nullptr;  // [row][top_k]: the place of a choice of this rank
   std::uint64_t places = 0;                  // the most there can be
+};
+
+// A place of a token: which rank sent it, and its number there. Both -1 in padding.
+struct Source {
+  std::int32_t rank;
+  std::int32_t token;
+};
+
+// Where expand_rows puts copies of the received rows, one for each choice of an expert of this
+// rank: memory of its GPU that the caller has. Two layouts:
+//
+//   expanded  rows_per_expert = 0: the places of Grouped, expert after expert
+//   masked    else: the i-th choice of expert e is row e * rows_per_expert + i; how many of an
+//             expert's rows are used is Received::expert_counts
+//
+// Padding (of an expert, up to a multiple of Options::expert_alignment, or to rows_per_expert) is
+// zero; what lies behind it stays as it was. Planes that are null are not wanted.
+struct Expanded {
+  std::uint64_t places = 0;           // rows there is room for: Grouped::places is always enough
+  std::uint32_t rows_per_expert = 0;  // masked: rows there is room for; world * max_tokens, unless
+                                      // tokens choose an expert more than once
+  void* rows = nullptr;               // 16-byte aligned, like the received rows
+  std::uint64_t row_stride = 0;       // bytes, a multiple of 16; 0: dense
+  void* scales = nullptr;             // like the received ones
+  bool scales_by_column = false;      // as [words of a row][places], for tensor maps
+  std::uint64_t scale_stride = 0;     // by row: bytes from row to row; by column: words from column
+                                      // to column; 0: dense, by column rounded up to 4 words
+  float* weights = nullptr;           // [place]
+  Source* sources = nullptr;          // [place]
+};
+
+// What the experts made of the places of Grouped or, with rows_per_expert, of the rows of a masked
+// layout: bf16, hidden values each.
+struct ByPlace {
+  const void* rows = nullptr;         // 16-byte aligned
+  std::uint64_t row_stride = 0;       // bytes, a multiple of 16; 0: dense
+  std::uint32_t rows_per_expert = 0;  // as in Expanded
+  bool weighted = false;              // each choice times its weight; else a plain sum
 };
 
 // What combine makes of a rank's tokens: bf16, the sum of the rows of all ranks in the order of the
@@ -135,8 +201,18 @@ class CROSSDOCK_API Group {
   [[nodiscard]] std::span<const std::uint32_t> local_ranks() const noexcept;
   [[nodiscard]] const Sizes& memory() const noexcept;
 
-  // kBusy when all slots of the rank are held by handles.
+  // When handles hold all slots of the rank, the rows are copied (Handle::copied). That takes
+  // memory when more copies are held than ever before, which a capture cannot: kBusy then, unless
+  // reserve_copies() has made it. kBusy also without Options::fall_back.
   Result<Handle> dispatch(std::uint32_t rank, const Tokens& tokens, StreamPtr stream = nullptr);
+  Result<Handle> dispatch(std::uint32_t rank, const Tokens& tokens, const DispatchOptions& how,
+                          StreamPtr stream = nullptr);
+  // Memory for `copies` handles more than there are slots. Waits for the rank's own stream.
+  Result<> reserve_copies(std::uint32_t rank, std::uint32_t copies);
+  // The part of the rank's window that is the caller's: Options::user_bytes, zero after a reset.
+  [[nodiscard]] Result<std::span<std::byte>> user_memory(std::uint32_t rank) const;
+  // Bytes that a dispatch of such tokens fills, whatever their count.
+  [[nodiscard]] Result<std::uint64_t> output_bytes(const Tokens& tokens) const;
   // Lists the received rows by expert, after the dispatch in the stream.
   Result<Grouped> group_rows(const Handle& handle, StreamPtr stream = nullptr);
   // Adds what the experts have made of each received row, bf16 rows by place, into its row of
@@ -144,6 +220,10 @@ class CROSSDOCK_API Group {
   // `stride` in bytes, 0: dense. After group_rows of the same handle.
   Result<> reduce_rows(const Handle& handle, const void* by_place, std::uint64_t stride,
                        bool weighted, StreamPtr stream = nullptr);
+  Result<> reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream = nullptr);
+  // Copies of the received rows by expert. After group_rows of the same handle. More choices than
+  // there is room for are a fault of the rank (check()), and nothing is written behind the room.
+  Result<> expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream = nullptr);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream = nullptr);
 
   // Waits for the ranks' own streams (on the CPU: runs what was called), then check().
@@ -151,7 +231,7 @@ class CROSSDOCK_API Group {
   // The first fault of a local rank, naming what failed and who is to blame. Never waits.
   [[nodiscard]] Result<> check() const;
   // After a fault: collective, when no work of the group is left on any stream of this process.
-  // Handles from before stay valid as memory only.
+  // Handles from before stay valid as memory only: calls refuse them.
   Result<> reset(Deadline deadline);
   Result<Statistics> statistics(std::uint32_t rank, Deadline deadline) const;
 

@@ -23,8 +23,14 @@ struct Options {
   std::uint32_t row_bytes = 0;
   std::uint32_t scale_bytes = 0;
   bool wide_ids = false;  // expert ids of 64 bits; else of 32
-  // Dispatches whose output may be held at the same time.
+  // Dispatches whose output may be held at the same time without being copied.
   std::uint32_t slots = 2;
+  // A dispatch that finds all slots held receives its rows in one more slot, the transit, and
+  // copies them to ordinary memory, which its handle owns. False: it fails with kBusy instead, and
+  // the window has no transit.
+  bool fall_back = true;
+  // Bytes of each rank's window for outputs that the caller provides (Group::user_memory).
+  std::uint64_t user_bytes = 0;
   // Blocks, which is SMs, of a dispatch and of a combine. 0: as many as fill the wire, see
   // default_dispatch_sms(). Ranks may differ: then one number a rank.
   std::uint32_t dispatch_sms = 0;
@@ -52,8 +58,13 @@ struct Sizes {
   std::uint64_t rows_bytes = 0;   // of one slot: rows that can arrive, with all that goes with them
   std::uint64_t input_bytes = 0;  // of one slot: expert outputs, the input of combine
   std::uint64_t control_bytes = 0;
-  std::uint64_t window_bytes = 0;  // symmetric: control and all slots
-  std::uint64_t local_bytes = 0;   // besides the window: state and routing tables
+  std::uint64_t transit_bytes = 0;  // rows and inputs of dispatches that find all slots held
+  std::uint64_t user_bytes = 0;     // the caller's
+  std::uint64_t window_bytes = 0;   // symmetric: control, all slots, transit and the caller's
+  std::uint64_t local_bytes = 0;    // besides the window: state and routing tables
+  // Ordinary memory of each dispatch that falls back: made when it is first needed, used again
+  // when its handle is gone, freed with the group.
+  std::uint64_t copy_bytes = 0;
 };
 
 // kInvalidArgument with the rule, the value and the fix where options are wrong.

@@ -7,45 +7,13 @@
 #include <thread>
 
 #include "cuda/graph.hpp"
-#include "gpu/gpu_fixture.hpp"
-#include "support/ep_group_rig.hpp"
+#include "gpu/ep/ep_gpu.hpp"
 
 namespace crossdock::testing {
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
-
-class EpGpu : public GpuTest {
- protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    world_ = static_cast<u32>(num_gpus_);
-  }
-  [[nodiscard]] EpGroupRig rig(EpCase& c) const {
-    c.world = world_;
-    auto made = EpGroupRig::create(c, symm::Backend::kGpu);
-    if (!made.ok()) ADD_FAILURE() << made.error().describe();
-    return std::move(made).value();
-  }
-  void rounds(EpCase c, u32 count = 3) const {
-    EpGroupRig r = rig(c);
-    for (u32 seed = 1; seed <= count; ++seed)
-      ASSERT_NO_FATAL_FAILURE(r.round(seed)) << "seed " << seed;
-  }
-  u32 world_ = 1;
-};
-
-// The shape of a large model, with few enough tokens for a reference on the host.
-EpCase large(u32 tokens) {
-  return {.experts = 256,
-          .top_k = 8,
-          .max_tokens = tokens,
-          .row_bytes = 7168,
-          .combine_bytes = 14336,
-          .blocks = {12}};
-}
 
 TEST_F(EpGpu, Fp8RowsWithScales) {
   EpCase c = large(512);
@@ -171,58 +139,6 @@ TEST_F(EpGpu, RowsByExpertAndTheirSums) {
 }
 
 // ---- in a row ----------------------------------------------------------------------------------
-
-// Experts that change nothing: rows of bf16 go from where dispatch put them to where combine takes
-// them, in stream order. A token then comes back as many times itself as it has destinations.
-void identity_round(EpGroupRig& rig, u32 r) {
-  auto handle = rig.group().dispatch(r, rig.tokens(r)).value();
-  const auto* stream = rig.rank(r).device().stream();
-  const u64 bytes = u64{handle.received().capacity} * handle.received().row_bytes;
-  ASSERT_TRUE(cuda::copy_async(cuda::device_ptr(handle.expert_input().rows),
-                               cuda::device_ptr(handle.received().rows), bytes, *stream)
-                  .ok());
-  ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
-}
-void check_identity(EpGroupRig& rig, const EpCase& c, const EpInputs& inputs) {
-  for (const u32 r : rig.group().local_ranks()) {
-    const EpTokensIn& in = inputs.of(r);
-    const auto got =
-        symm::download(rig.rank(r), rig.combined(r), u64{in.tokens} * c.row_bytes, ep_soon())
-            .value();
-    const auto* rows = reinterpret_cast<const u16*>(got.data());
-    const auto* sent = reinterpret_cast<const u16*>(in.rows.data());
-    for (u32 token = 0; token < in.tokens; ++token) {
-      u32 copies = 0;
-      for (u32 d = 0; d < c.world; ++d)
-        copies += inputs.goes_to(r, token, d);
-      for (u32 i = 0; i < c.row_bytes / 2; ++i) {
-        const u64 at = u64{token} * (c.row_bytes / 2) + i;
-        const float value = copies == 0 ? 0.0f : static_cast<float>(copies) * from_bf16(sent[at]);
-        ASSERT_EQ(rows[at], bf16_of(value)) << "rank " << r << " token " << token << " " << i;
-      }
-    }
-  }
-}
-// Tokens of finite bf16.
-EpInputs finite_inputs(const EpCase& c, u32 seed) {
-  EpInputs inputs(c, seed);
-  for (u32 r = 0; r < c.world; ++r) {
-    auto* values = reinterpret_cast<u16*>(inputs.of(r).rows.data());
-    for (u64 i = 0; i < inputs.of(r).rows.size() / 2; ++i)
-      values[i] = bf16_of(
-          (static_cast<float>(mix(static_cast<u32>(i) + seed * 977 + r) % 2001) - 1000.0f) / 64.0f);
-  }
-  return inputs;
-}
-EpCase identity_case(u32 world, u32 tokens) {
-  return {.world = world,
-          .experts = 32,
-          .top_k = 4,
-          .max_tokens = tokens,
-          .row_bytes = 2048,
-          .combine_bytes = 2048,
-          .blocks = {6}};
-}
 
 TEST_F(EpGpu, AThousandRoundsWithoutTheHostKeepTheirRows) {
   for (const u32 tokens : {1u, 100u}) {

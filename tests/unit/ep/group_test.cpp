@@ -2,12 +2,14 @@
 // statistics, options and arguments that are wrong, faults as errors, the list of kernel variants.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <gmock/gmock.h>
 
 #include <crossdock/ep/group.hpp>
 
 #include "jit/kernel_list.hpp"
 #include "support/ep_group_rig.hpp"
+#include "support/symm_members.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -16,12 +18,6 @@ using ::testing::HasSubstr;
 
 EpGroupRig twin_rig(const EpCase& c) {
   return EpGroupRig::create(c, symm::Backend::kCpu).value();
-}
-twin::Schedule weak_schedule(u64 seed) {
-  twin::Schedule s;
-  s.seed = seed;
-  s.weak = s.stale = s.fire_deadlines = true;
-  return s;
 }
 
 TEST(EpGroup, RoundsOfDispatchAndCombineInEveryWorld) {
@@ -47,7 +43,9 @@ TEST(EpGroup, CastsAndTakesWideIds) {
 
 TEST(EpGroup, SlotsAreHeldByHandlesAndGivenBack) {
   const EpCase c{.world = 2};
-  EpGroupRig rig = twin_rig(c);
+  auto options = ep_options(c, symm::Backend::kCpu);
+  options.ep.fall_back = false;
+  EpGroupRig rig(c, ep::Group::create(options).value());
   rig.load(EpInputs(c, 1));
   auto first = rig.dispatch();
   auto second = rig.dispatch();
@@ -64,6 +62,95 @@ TEST(EpGroup, SlotsAreHeldByHandlesAndGivenBack) {
   const EpReference reference(c, inputs);
   for (const auto& handle : third)
     ASSERT_NO_FATAL_FAILURE(rig.check(handle, reference));
+}
+
+TEST(EpGroup, TwoDispatchesThenTwoCombinesInBothOrders) {
+  const EpCase c{.world = 3, .max_tokens = 20, .biases = 1};
+  for (const bool reversed : {false, true}) {
+    EpGroupRig rig = twin_rig(c);
+    rig.group().core().launcher().set_schedule(weak_schedule(reversed));
+    const EpInputs inputs(c, 1);
+    const EpReference reference(c, inputs);
+    rig.load(inputs);
+    const auto first = rig.dispatch();
+    const auto second = rig.dispatch();
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    for (const auto* handles : {&first, &second})
+      for (const auto& handle : *handles) {
+        ASSERT_NO_FATAL_FAILURE(rig.check(handle, reference));
+        rig.write_expert_rows(handle, inputs, handles == &first ? 1 : 2);
+      }
+    for (const u32 round : reversed ? std::vector<u32>{2, 1} : std::vector<u32>{1, 2}) {
+      for (const auto& handle : round == 1 ? first : second)
+        ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+      ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+      for (u32 r = 0; r < c.world; ++r)
+        ASSERT_NO_FATAL_FAILURE(rig.check_combined(r, reference, round));
+    }
+  }
+}
+TEST(EpGroup, TwoGroupsInterleave) {
+  const EpCase c{.world = 2, .max_tokens = 12}, d{.world = 2, .experts = 6, .max_tokens = 7};
+  EpGroupRig one = twin_rig(c), other = twin_rig(d);
+  for (u32 seed = 1; seed <= 3; ++seed) {
+    const EpInputs of_one(c, seed), of_other(d, seed);
+    one.load(of_one);
+    other.load(of_other);
+    const auto first = one.dispatch();
+    const auto second = other.dispatch();
+    ASSERT_NO_FATAL_FAILURE(other.synchronize());
+    ASSERT_NO_FATAL_FAILURE(one.synchronize());
+    for (const auto& handle : first)
+      ASSERT_NO_FATAL_FAILURE(one.check(handle, EpReference(c, of_one)));
+    for (const auto& handle : second)
+      ASSERT_NO_FATAL_FAILURE(other.check(handle, EpReference(d, of_other)));
+  }
+}
+TEST(EpGroup, RowsOfThirtyTwoKibibytes) {
+  EpGroupRig rig = twin_rig(
+      {.world = 3, .max_tokens = 5, .row_bytes = 32768, .combine_bytes = 32768, .biases = 1});
+  ASSERT_NO_FATAL_FAILURE(rig.round(1));
+}
+
+// Every value goes through: of the rows to the experts, of the experts' through the sum.
+TEST(EpGroup, NotANumberAndInfinityPass) {
+  const EpCase c{.world = 2, .experts = 2, .top_k = 2, .max_tokens = 4};
+  EpGroupRig rig = twin_rig(c);
+  EpInputs inputs(c, 1);
+  for (u32 r = 0; r < c.world; ++r)
+    for (u32 t = 0; t < inputs.of(r).tokens; ++t) {
+      inputs.of(r).ids[t * 2] = 0;
+      inputs.of(r).ids[t * 2 + 1] = t == 3 ? -1 : 1;
+    }
+  rig.load(inputs);
+  const auto handles = rig.dispatch();
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  // Of ranks 0 and 1: NaN + 1, inf + 1, inf - inf, -inf alone.
+  constexpr u16 kOne = 0x3f80, kNan = 0x7fc0, kInfinity = 0x7f80, kMinusInfinity = 0xff80;
+  constexpr u16 kMade[2][4] = {{kNan, kInfinity, kInfinity, kMinusInfinity},
+                               {kOne, kOne, kMinusInfinity, kOne}};
+  for (const auto& handle : handles) {
+    ASSERT_NO_FATAL_FAILURE(rig.check(handle, EpReference(c, inputs)));
+    const u32 rows = handle.rows(ep_soon()).value();
+    for (u32 row = 0; row < rows; ++row)
+      for (u32 i = 0; i < c.combine_bytes / 2; ++i)
+        static_cast<u16*>(handle.expert_input().rows)[row * c.combine_bytes / 2 + i] =
+            kMade[handle.rank()][handle.received().tokens[row]];
+  }
+  for (const auto& handle : handles)
+    ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  for (u32 r = 0; r < c.world; ++r)
+    for (u32 t = 0; t < inputs.of(r).tokens; ++t)
+      for (u32 i = 0; i < c.combine_bytes / 2; ++i) {
+        const float got =
+            from_bf16(reinterpret_cast<const u16*>(rig.combined(r))[t * c.combine_bytes / 2 + i]);
+        if (t == 0 || t == 2) {
+          ASSERT_NE(got, got) << "token " << t;
+        } else {
+          ASSERT_EQ(got, t == 1 ? INFINITY : -INFINITY) << "token " << t;
+        }
+      }
 }
 
 TEST(EpGroup, HandlesOutliveTheGroup) {
@@ -90,7 +177,16 @@ TEST(EpGroup, StatisticsAddUp) {
   }
   const auto got = rig.group().statistics(0, ep_soon()).value();
   EXPECT_EQ(got.expert_selections, sums);
-  EXPECT_EQ(got.source_wait_ns.size(), 2u);
+  ASSERT_EQ(got.source_wait_ns.size(), 2u);
+  // Rank 0 cannot have had the other's rows without waiting for them: time goes on while it polls.
+  EXPECT_GT(got.source_wait_ns[1], 0u);
+  auto options = ep_options(c, symm::Backend::kCpu);
+  options.ep.statistics = false;
+  EpGroupRig without = EpGroupRig::create(c, options).value();
+  ASSERT_NO_FATAL_FAILURE(without.round(1));
+  EXPECT_THAT(without.group().statistics(0, ep_soon()).error().message,
+              HasSubstr("statistics = false"));
+  EXPECT_EQ(rig.group().statistics(2, ep_soon()).code(), Code::kInvalidArgument);
 }
 
 // ---- mistakes ----------------------------------------------------------------------------------
@@ -136,8 +232,10 @@ TEST(EpGroup, SizesAreTheRowsThatCanArrive) {
   EXPECT_EQ(sizes.capacity, 16384u);
   EXPECT_LT(static_cast<double>(sizes.rows_bytes), 1.1 * rows);
   EXPECT_LT(static_cast<double>(sizes.input_bytes), 1.1 * rows);
-  EXPECT_EQ(sizes.window_bytes,
-            sizes.control_bytes + options.slots * (sizes.rows_bytes + sizes.input_bytes));
+  const auto slot = sizes.rows_bytes + sizes.input_bytes;
+  EXPECT_EQ(sizes.transit_bytes, slot);
+  EXPECT_EQ(sizes.window_bytes, sizes.control_bytes + options.slots * slot + sizes.transit_bytes);
+  EXPECT_LT(static_cast<double>(sizes.copy_bytes), 2 * 1.1 * rows);
   EXPECT_LT(sizes.control_bytes, 1u << 20);
 }
 
@@ -206,6 +304,29 @@ TEST(EpGroup, AnIdOutOfRangeIsAnErrorThatNamesTokenAndId) {
   ASSERT_NO_FATAL_FAILURE(rig.round(2));
 }
 
+TEST(EpGroup, RanksWithDifferentRowsAreFound) {
+  const EpCase c{.world = 3, .scale_bytes = 8};
+  EpGroupRig rig = twin_rig(c);
+  const auto expect = [&](const auto& change, const char* text) {
+    rig.load(EpInputs(c, 1));
+    std::vector<ep::Handle> handles;
+    for (const u32 r : {0u, 1u, 2u}) {
+      ep::Tokens tokens = rig.tokens(r);
+      if (r == 1) change(tokens);
+      handles.push_back(rig.group().dispatch(r, tokens).value());
+    }
+    const auto done = rig.group().synchronize(ep_soon());
+    ASSERT_EQ(done.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(done.error().message, HasSubstr(text));
+    handles.clear();
+    ASSERT_TRUE(rig.group().reset(ep_soon()).ok());
+    ASSERT_NO_FATAL_FAILURE(rig.round(2));
+  };
+  expect([](auto& t) { t.row_bytes = 32; }, "rank 0 has rows of 64 bytes and rank 1 of 32");
+  expect([](auto& t) { t.scale_bytes = 0; }, "or their scales differ");
+  expect([](auto& t) { t.scales_by_column = true; }, "or their scales differ");
+}
+
 TEST(EpGroup, ARankThatDoesNotCallIsNamed) {
   const EpCase c{.world = 3};
   EpGroupRig rig = twin_rig(c);
@@ -219,6 +340,19 @@ TEST(EpGroup, ARankThatDoesNotCallIsNamed) {
   handles.clear();
   ASSERT_TRUE(rig.group().reset(ep_soon()).ok());
   ASSERT_NO_FATAL_FAILURE(rig.round(2));
+}
+
+// The twin has to see every access, so its ranks are in one process.
+TEST(EpGroup, SeveralProcessesWithoutGpusAreRefused) {
+  const EpCase c{.world = 2};
+  run_members(2, [&](u32 member, std::shared_ptr<symm::Exchange> exchange) {
+    auto options = ep_options(c, symm::Backend::kCpu);
+    options.ranks.ranks = {{.rank = member}};
+    options.ranks.exchange = std::move(exchange);
+    const auto refused = ep::Group::create(options);
+    ASSERT_EQ(refused.code(), Code::kUnsupported);
+    EXPECT_THAT(refused.error().message, HasSubstr("all ranks of the group in one process"));
+  });
 }
 
 // ---- the list ----------------------------------------------------------------------------------
@@ -237,6 +371,8 @@ TEST(EpGroup, EveryVariantIsInTheKernelList) {
   EXPECT_TRUE(listed(ep::combine_kernel().spec));
   EXPECT_TRUE(listed(ep::group_rows_kernel().spec));
   EXPECT_TRUE(listed(ep::reduce_rows_kernel().spec));
+  EXPECT_TRUE(listed(ep::expand_rows_kernel().spec));
+  EXPECT_TRUE(listed(ep::copy_rows_kernel().spec));
 }
 
 }  // namespace

@@ -18,13 +18,6 @@ EpGroupRig grouping_rig(const EpCase& c, u32 alignment = kAlignment) {
   options.ep.expert_alignment = alignment;
   return {c, ep::Group::create(options).value()};
 }
-twin::Schedule weak_schedule(u64 seed) {
-  twin::Schedule s;
-  s.seed = seed;
-  s.weak = s.stale = s.fire_deadlines = true;
-  return s;
-}
-
 // Everything of one rank, read in the twin's memory.
 struct Seen {
   u32 rows;

@@ -1,0 +1,234 @@
+// ep_expand_rows: a copy of each received row at every place that it has (ep_group_rows), or at the
+// same choice's row of a masked layout, with scales, weights and sources; padding becomes zero. So
+// a row crosses the wire once and is replicated where it is needed. Launch on any rank after
+// ep_group_rows: any grid, block = kConfig.threads(), shared memory kConfig.shared_bytes().
+//
+//   rows     a warp takes a part of a row: bulk load -> stage; lane k bulk-stores it to choice k's
+//   place places   a lane takes a place: scales by column, weights, source; the warp fills its
+//   padding
+//
+// More choices than there is room for are a fault, found before anything is written.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/comm/wait.cuh>
+#include <crossdock/layout/ep_grouping.cuh>
+#include <crossdock/ptx/bulk.cuh>
+
+namespace crossdock::device {
+
+template <EpExpandRowsConfig kConfig>
+struct EpExpandWarp {
+  static_assert(kConfig.stages >= 2);
+  const EpExpandRowsParams& p;
+  u32 warp;
+  u32 lane;
+  u32 rows;   // that have arrived
+  u32 first;  // of this warp in the grid
+  u32 warps;  // in the grid
+
+  CROSSDOCK_DEVICE explicit EpExpandWarp(const EpExpandRowsParams& params)
+      : p(params),
+        warp(ptx::uniform(warp_index())),
+        lane(lane_index()),
+        rows(ptx::ld_weak(params.arrived.source_ends + params.arrived.world - 1)),
+        first(block_index() * kConfig.warps + warp),
+        warps(grid_size() * kConfig.warps) {}
+
+  // By all threads of the block; they agree. False: a fault has been raised.
+  CROSSDOCK_DEVICE bool has_room() const {
+    bool fits = true;
+    if (p.to.rows_per_expert == 0) {
+      const u32 end = ptx::ld_weak(p.grouping.offsets + p.arrived.experts);
+      fits = end <= p.to.places || refuse(end, p.to.places);
+    } else {
+      for (u32 e = thread_index(); e < p.arrived.experts && fits; e += block_size()) {
+        const u32 count = ptx::ld_weak(p.arrived.expert_counts + e);
+        fits = count <= p.to.rows_per_expert || refuse(count, p.to.rows_per_expert);
+      }
+    }
+    return !ThreadGroup::block().any(!fits);
+  }
+  // False when the rank aborts; all lanes agree.
+  CROSSDOCK_DEVICE bool copy_rows() const {
+    if (p.to.rows == nullptr) return true;
+    if (lane == 0) {
+      for (u32 i = 0; i < kConfig.stages; ++i)
+        ptx::mbarrier_init(full(i), 1);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::fence_proxy_async();  // rows may have been stored by an ordinary kernel
+    ptx::sync_warp(kFullMask);
+    const u32 units = rows * p.parts;  // a window has no room for 2^32 parts
+    u32 stored = 0;
+    if (first < units) load(first, 0);
+    for (u32 unit = first; unit < units; unit += warps, ++stored) {
+      if (unit + warps < units) load(unit + warps, stored + 1);
+      const u64 target = target_of(unit / p.parts);
+      const bool came = wait_stage(p.common, full(stored % kConfig.stages), parity(stored));
+      if (ptx::any(kFullMask, !came)) return false;
+      if (target != kNone) {
+        const u32 part = unit % p.parts;
+        ptx::bulk_store(p.to.rows + target * p.to.row_stride + u64{part} * p.part_bytes,
+                        stage(stored % kConfig.stages), bytes_of(part));
+      }
+      ptx::sync_warp(kFullMask);
+      ptx::bulk_commit();
+    }
+    ptx::bulk_wait<0>();
+    return true;
+  }
+  CROSSDOCK_DEVICE void copy_row_scales() const {
+    if (p.to.scales == nullptr || p.to.scales_by_column) return;
+    for (u32 row = first; row < rows; row += warps) {
+      const u64 mine = target_of(row);
+      const u32 chosen = ptx::ballot(kFullMask, mine != kNone);
+      for (u32 at = 0; at < p.from.scale_bytes / 4; at += kWarpSize) {
+        const u32 i = at + lane;
+        const bool inside = i < p.from.scale_bytes / 4;
+        const u32 word = inside ? scale(row, i) : 0;
+        for (u32 left = chosen; left != 0; left &= left - 1) {
+          const u64 target = ptx::shuffle(kFullMask, mine, lowest_bit(left));
+          if (inside)
+            ptx::st_weak(reinterpret_cast<u32*>(p.to.scales + target * p.to.scale_stride) + i,
+                         word);
+        }
+      }
+    }
+  }
+  // What is not copied row by row, and the padding.
+  CROSSDOCK_DEVICE void fill_places() const {
+    const u32 end = ptx::ld_weak(p.grouping.offsets + p.arrived.experts);
+    for (u32 at = first * kWarpSize; at < end; at += warps * kWarpSize) {
+      const u32 place = at + lane;
+      i32 row = 0;
+      u64 target = kNone;
+      if (place < end) {
+        const u32 expert = expert_of(place);
+        const u32 begin = ptx::ld_weak(p.grouping.offsets + expert);
+        row = ptx::ld_weak(p.grouping.rows + place);
+        // Padding of a masked layout ends where the expert's rows end.
+        if (p.to.rows_per_expert == 0 || place - begin < p.to.rows_per_expert)
+          target = ep_target(place, expert, begin, p.to.rows_per_expert);
+        if (target != kNone) fill_place(place, row, target);
+      }
+      const bool padding = target != kNone && row < 0;
+      for (u32 left = ptx::ballot(kFullMask, padding); left != 0; left &= left - 1)
+        clear(ptx::shuffle(kFullMask, target, lowest_bit(left)));
+    }
+  }
+
+ private:
+  static constexpr u64 kNone = ~u64{0};
+
+  CROSSDOCK_DEVICE bool refuse(u64 needed, u64 room) const {
+    raise_fault(p.common, {Phase::kRoom, p.common.rank, room}, needed, 0);
+    return false;
+  }
+
+  // ---- rows -------------------------------------------------------------------------------------
+
+  CROSSDOCK_DEVICE u8* stage(u32 index) const {
+    return dynamic_shared() + (warp * kConfig.stages + index) * kConfig.stage_bytes;
+  }
+  CROSSDOCK_DEVICE ptx::MBarrier* full(u32 index) const {
+    u8* barriers = dynamic_shared() + kConfig.warps * kConfig.stages * kConfig.stage_bytes;
+    return reinterpret_cast<ptx::MBarrier*>(barriers) + warp * kConfig.stages + index;
+  }
+  CROSSDOCK_DEVICE static u32 parity(u32 n) { return n / kConfig.stages & 1u; }
+  CROSSDOCK_DEVICE u32 bytes_of(u32 part) const {
+    return min_of(p.part_bytes, p.from.row_bytes - part * p.part_bytes);
+  }
+  CROSSDOCK_DEVICE void load(u32 unit, u32 n) const {
+    // All lanes' stores but the last few have read their stages.
+    ptx::bulk_wait_read<kConfig.stages - 2>();
+    ptx::sync_warp(kFullMask);
+    if (lane != 0) return;
+    const u32 part = unit % p.parts;
+    const u8* from =
+        p.from.rows + u64{unit / p.parts} * p.from.row_bytes + u64{part} * p.part_bytes;
+    ptx::mbarrier_arrive_expect_tx(full(n % kConfig.stages), bytes_of(part));
+    ptx::bulk_load(stage(n % kConfig.stages), from, bytes_of(part), full(n % kConfig.stages));
+  }
+  // Where the copy of `row` for the lane's choice goes.
+  CROSSDOCK_DEVICE u64 target_of(u32 row) const {
+    const u64 choice = u64{row} * p.arrived.top_k + lane;
+    const i32 expert = lane < p.arrived.top_k ? ptx::ld_weak(p.arrived.ids + choice) : -1;
+    if (expert < 0) return kNone;
+    return ep_target(ptx::ld_weak(p.grouping.positions + choice), static_cast<u32>(expert),
+                     ptx::ld_weak(p.grouping.offsets + expert), p.to.rows_per_expert);
+  }
+
+  // ---- places -----------------------------------------------------------------------------------
+
+  CROSSDOCK_DEVICE u32 scale(u32 row, u32 word) const {
+    const auto* words = reinterpret_cast<const u32*>(p.from.scales);
+    const u64 at = p.from.scale_columns == 0 ? u64{row} * (p.from.scale_bytes / 4) + word
+                                             : u64{word} * p.from.scale_columns + row;
+    return ptx::ld_weak(words + at);
+  }
+  // The last expert that begins at `place` or before: those without places share their beginning
+  // with the next.
+  CROSSDOCK_DEVICE u32 expert_of(u32 place) const {
+    u32 low = 0, high = p.arrived.experts;
+    while (high - low > 1) {
+      const u32 middle = (low + high) / 2;
+      (ptx::ld_weak(p.grouping.offsets + middle) <= place ? low : high) = middle;
+    }
+    return low;
+  }
+  CROSSDOCK_DEVICE void fill_place(u32 place, i32 row, u64 target) const {
+    if (p.to.weights != nullptr)
+      ptx::st_weak(p.to.weights + target, row < 0 ? 0.0f : weight_of(place, row));
+    if (p.to.sources != nullptr) {
+      const EpSource source = row < 0 ? EpSource{-1, -1} : source_of(row);
+      ptx::st_weak(&p.to.sources[target].rank, source.rank);
+      ptx::st_weak(&p.to.sources[target].token, source.token);
+    }
+    if (p.to.scales == nullptr || !p.to.scales_by_column) return;
+    auto* plane = reinterpret_cast<u32*>(p.to.scales) + target;
+    for (u32 i = 0; i < p.from.scale_bytes / 4; ++i)
+      ptx::st_weak(plane + i * p.to.scale_stride, row < 0 ? 0u : scale(row, i));
+  }
+  CROSSDOCK_DEVICE float weight_of(u32 place, i32 row) const {
+    const u64 begin = static_cast<u64>(row) * p.arrived.top_k;
+    for (u64 at = begin; at < begin + p.arrived.top_k; ++at)
+      if (ptx::ld_weak(p.arrived.ids + at) >= 0 && ptx::ld_weak(p.grouping.positions + at) == place)
+        return ptx::ld_weak(p.arrived.weights + at);
+    return 0;
+  }
+  CROSSDOCK_DEVICE EpSource source_of(i32 row) const {
+    i32 rank = 0;
+    while (ptx::ld_weak(p.arrived.source_ends + rank) <= static_cast<u32>(row))
+      ++rank;
+    return {rank, static_cast<i32>(ptx::ld_weak(p.from.tokens + row))};
+  }
+  // Zeroes a row of padding and its scales. By the warp.
+  CROSSDOCK_DEVICE void clear(u64 target) const {
+    if (p.to.rows != nullptr) {
+      auto* row = reinterpret_cast<U32x4*>(p.to.rows + target * p.to.row_stride);
+      for (u32 i = lane; i < p.from.row_bytes / sizeof(U32x4); i += kWarpSize)
+        ptx::st_weak(row + i, U32x4{});
+    }
+    if (p.to.scales == nullptr || p.to.scales_by_column) return;
+    auto* words = reinterpret_cast<u32*>(p.to.scales + target * p.to.scale_stride);
+    for (u32 i = lane; i < p.from.scale_bytes / 4; i += kWarpSize)
+      ptx::st_weak(words + i, 0u);
+  }
+};
+
+namespace kernel {
+
+template <EpExpandRowsConfig kConfig>
+CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
+    ep_expand_rows(CROSSDOCK_PARAMS(EpExpandRowsParams, p)) {
+  ptx::grid_dependency_wait();
+  if (!may_start(p.common)) return;
+  const EpExpandWarp<kConfig> expand(p);
+  if (!expand.has_room() || !expand.copy_rows()) return;
+  expand.copy_row_scales();
+  expand.fill_places();
+}
+
+}  // namespace kernel
+}  // namespace crossdock::device

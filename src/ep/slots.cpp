@@ -1,0 +1,146 @@
+// Slots: their memory, and which one a dispatch takes. See slots.hpp and core.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/slots.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "ep/core.hpp"
+
+namespace crossdock::ep {
+namespace {
+
+// Slots that share an allocation of host words: pinned memory comes in pages.
+constexpr u32 kSlotsPerHostBlock = 32;
+
+u64 host_words(const Window& window) {
+  return 1 + u64{window.areas.most_experts};
+}
+
+}  // namespace
+
+u64 most_places(const Options& options, const Window& window) {
+  return device::ep_most_places(window.capacity, options.top_k, window.areas.most_experts,
+                                options.expert_alignment);
+}
+
+SlotLayout slot_layout(const Options& options, const Window& window, u32 rank) {
+  const u64 experts = window.areas.most_experts;
+  device::SymmetricLayout block;
+  SlotLayout out;
+  out.routes = block.add("routes", routes_bytes(options, window, rank));
+  out.source_ends = block.add("source ends", u64{window.world} * 4);
+  out.sent_ends = block.add("sent ends", u64{window.world} * 4);
+  out.expert_counts = block.add("expert counts", experts * 4);
+  if (options.expert_alignment != 0) {
+    out.offsets = block.add("offsets", (experts + 1) * 4);
+    out.aligned = block.add("aligned counts", experts * 4);
+    out.places = block.add("places", most_places(options, window) * 4);
+    out.positions = block.add("positions", u64{window.capacity} * options.top_k * 4);
+  }
+  out.local_bytes = block.bytes;
+  out.rows = block.add("rows", window.output_bytes);
+  out.input = block.add("input", window.input_bytes);
+  out.copy_bytes = block.bytes;
+  return out;
+}
+
+// Gives a slot its words for the host. Blocks are made ahead, so that this allocates rarely.
+Result<> Core::add_host_words(RankState& state, Slot& slot) const {
+  const u64 words = host_words(window_);
+  const std::size_t index = state.slots.size();
+  if (index / kSlotsPerHostBlock >= state.host_blocks.size()) {
+    CROSSDOCK_TRY(block,
+                  group_->rank(state.rank).allocate_host(kSlotsPerHostBlock * words * sizeof(u64)));
+    state.host_blocks.push_back(std::move(block));
+  }
+  const symm::HostMemory& block = state.host_blocks[index / kSlotsPerHostBlock];
+  const u64 first = index % kSlotsPerHostBlock * words;
+  slot.host_words = block.host<u64>() + first;
+  slot.device_words = block.device<u64>() + first;
+  return {};
+}
+
+Result<u32> Core::add_slot(RankState& state, SlotKind kind, symm::LocalMemory memory) const {
+  auto slot = std::make_unique<Slot>(kind, state.layout, std::move(memory));
+  CROSSDOCK_CHECK_OK(add_host_words(state, *slot));
+  state.slots.push_back(std::move(slot));
+  return static_cast<u32>(state.slots.size() - 1);
+}
+
+namespace {
+
+u64 bytes_of(const SlotLayout& layout, SlotKind kind) {
+  return kind == SlotKind::kCopy ? layout.copy_bytes : layout.local_bytes;
+}
+
+}  // namespace
+
+// Before any dispatch: may wait for the rank's own stream.
+Result<u32> Core::prepare_slot(RankState& state, SlotKind kind) const {
+  CROSSDOCK_TRY(memory, group_->rank(state.rank).allocate(bytes_of(state.layout, kind)));
+  return add_slot(state, kind, std::move(memory));
+}
+
+Result<> Core::refuse_in_capture(u32 rank, const cuda::Stream* stream, const char* what) const {
+  const symm::RankDevice& device = group_->rank(rank).device();
+  if (device.context() == nullptr) return {};
+  CROSSDOCK_TRY(capturing, (stream != nullptr ? *stream : *device.stream()).capturing());
+  if (!capturing) return {};
+  return make_error(
+      Code::kBusy,
+      fmt::format("ep dispatch: rank {} needs memory for {}, which cannot be made while the stream "
+                  "is being captured: reserve_copies() before the capture, drop a handle, or make "
+                  "the group with more slots",
+                  rank, what));
+}
+
+// One more slot, in the middle of a call: must not wait for the GPU.
+Result<u32> Core::make_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const {
+  CROSSDOCK_CHECK_OK(refuse_in_capture(
+      state.rank, stream, kind == SlotKind::kCopy ? "a copy of its rows" : "its routing"));
+  symm::RankDevice& device = group_->rank(state.rank).device();
+  CROSSDOCK_TRY(memory, device.allocate_in_order(bytes_of(state.layout, kind), stream));
+  return add_slot(state, kind, std::move(memory));
+}
+
+Result<u32> Core::take_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const {
+  for (u32 i = 0; i < state.slots.size(); ++i)
+    if (state.slots[i]->kind == kind && !state.slots[i]->held) return i;
+  return make_slot(state, kind, stream);
+}
+
+Result<u32> Core::take_window_slot(RankState& state, const cuda::Stream* stream) const {
+  for (u32 i = 0; i < options_.slots; ++i) {
+    const u32 slot = (state.next_slot + i) % options_.slots;
+    if (state.slots[slot]->held) continue;
+    state.next_slot = (slot + 1) % options_.slots;
+    return slot;
+  }
+  if (options_.fall_back) return take_slot(state, SlotKind::kCopy, stream);
+  return make_error(
+      Code::kBusy,
+      fmt::format("ep dispatch: all {} slots of rank {} hold the rows of earlier dispatches: drop "
+                  "a handle, or make the group with more slots or with fall_back = true",
+                  options_.slots, state.rank));
+}
+
+Result<> Core::reserve_copies(u32 rank, u32 copies) {
+  CROSSDOCK_TRY(state, find(rank));
+  if (!options_.fall_back)
+    return invalid_argument(
+        "ep reserve_copies: the group was made with fall_back = false and has no transit");
+  CROSSDOCK_CHECK_OK(refuse_in_capture(rank, nullptr, "copies"));
+  const auto made = std::count_if(state->slots.begin(), state->slots.end(),
+                                  [](const auto& slot) { return slot->kind == SlotKind::kCopy; });
+  for (auto i = static_cast<u64>(made); i < copies; ++i)
+    CROSSDOCK_CHECK_OK(prepare_slot(*state, SlotKind::kCopy));
+  return {};
+}
+
+void Core::release(u32 rank, u32 slot) noexcept {
+  for (RankState& state : ranks_)
+    if (state.rank == rank) state.slots[slot]->held = false;
+}
+
+}  // namespace crossdock::ep

@@ -1,0 +1,201 @@
+// Calls on GPUs, with the fake driver: what a call asks of the driver, memory in stream order for
+// copies, captures, pointers that a kernel must not follow, thousands of calls without growth.
+// Kernels do nothing here.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+
+#include "cuda/graph.hpp"
+#include "cuda/memory.hpp"
+#include "ep/core.hpp"
+#include "support/fake_cuda/fixture.hpp"
+#include "unit/jit/jit_fixture.hpp"
+
+namespace crossdock::ep {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+class EpGpuCalls : public crossdock::testing::FakeCudaTest {
+ protected:
+  static constexpr u32 kTokens = 8;
+  void SetUp() override {
+    FakeCudaTest::SetUp();
+    make({.experts = 8, .top_k = 2, .max_tokens = kTokens, .hidden = 256, .slots = 2});
+  }
+  void make(const Options& options) {
+    core_.reset();
+    memory_.clear();
+    const Window window = make_window(options, 2).value();
+    auto group = symm::Group::create({.world = 2}, window.layout, driver_).value();
+    auto jit = std::make_unique<jit::Jit>(
+        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+    core_ = Core::create(std::move(group), std::move(jit), options, Deadline::in(60s)).value();
+  }
+  void TearDown() override {
+    core_.reset();
+    memory_.clear();
+    FakeCudaTest::TearDown();
+  }
+  void* on_gpu(int gpu, std::size_t bytes = 1 << 14) {
+    memory_.push_back(cuda::DeviceMemory::allocate(context(gpu), bytes).value());
+    return memory_.back().as<void>();
+  }
+  Tokens tokens(int gpu) {
+    return {.count = kTokens, .rows = on_gpu(gpu), .row_bytes = 512, .ids = on_gpu(gpu)};
+  }
+  Result<Handle> dispatch(const Tokens& tokens, StreamPtr stream = nullptr) {
+    return core_->dispatch(0, tokens, {}, stream);
+  }
+  // Handles for both slots of rank 0.
+  std::vector<Handle> fill(const Tokens& tokens) {
+    std::vector<Handle> held;
+    for (u32 i = 0; i < core_->options().slots; ++i)
+      held.push_back(dispatch(tokens).value());
+    return held;
+  }
+
+  jit::TemporaryFolder folder_;
+  std::vector<cuda::DeviceMemory> memory_;
+  std::shared_ptr<Core> core_;
+};
+
+// While work is held back, whoever waits for a stream waits until a deadline.
+TEST_F(EpGpuCalls, ACopyIsMadeInTheOrderOfTheCallersStreamAndWithoutWaiting) {
+  const Tokens t = tokens(0);
+  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  auto held = fill(t);
+  fake_->hold_work(true);
+  const int waits = fake_->calls("cuStreamQuery") + fake_->calls("cuStreamSynchronize");
+  const int plain = fake_->calls("cuMemAlloc");
+  auto copied = dispatch(t, stream.handle());
+  ASSERT_TRUE(copied.ok()) << copied.error().describe();
+  EXPECT_TRUE(copied->copied());
+  EXPECT_EQ(fake_->calls("cuMemAllocAsync"), 1);
+  EXPECT_EQ(fake_->calls("cuMemAlloc"), plain);
+  EXPECT_EQ(fake_->calls("cuStreamQuery") + fake_->calls("cuStreamSynchronize"), waits);
+  EXPECT_THAT(fake_->last_launch().kernel, HasSubstr("ep_copy_rows"));
+  // The memory is used again by the next.
+  void* const rows = copied->received().rows;
+  copied = dispatch(t);
+  EXPECT_NE(copied->received().rows, rows) << "the first was held while the second was made";
+  copied = dispatch(t);
+  EXPECT_EQ(copied->received().rows, rows);
+  EXPECT_EQ(fake_->calls("cuMemAllocAsync"), 2);
+  fake_->hold_work(false);
+}
+TEST_F(EpGpuCalls, DriversWithoutMemoryInStreamOrderGivePlainMemory) {
+  const Tokens t = tokens(0);
+  auto held = fill(t);
+  fake_->fail({.function = "cuMemAllocAsync", .status = cuda::Status::kNotSupported});
+  const auto copied = dispatch(t);
+  ASSERT_TRUE(copied.ok()) << copied.error().describe();
+  EXPECT_TRUE(copied->copied());
+}
+TEST_F(EpGpuCalls, NoMemoryForACopyIsSaidWithTheBytes) {
+  const Tokens t = tokens(0);
+  auto held = fill(t);
+  fake_->fail({.function = "cuMemAllocAsync", .status = cuda::Status::kOutOfMemory});
+  const auto refused = dispatch(t);
+  ASSERT_EQ(refused.code(), Code::kNoMemory);
+  EXPECT_THAT(refused.error().message, HasSubstr("in the order of a stream"));
+  EXPECT_TRUE(dispatch(t).ok());
+}
+TEST_F(EpGpuCalls, CapturesTakeReservedCopiesOnly) {
+  const Tokens t = tokens(0);
+  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  auto held = fill(t);
+  {
+    auto capture = cuda::Capture::begin(stream).value();
+    const auto refused = dispatch(t, stream.handle());
+    ASSERT_EQ(refused.code(), Code::kBusy);
+    EXPECT_THAT(refused.error().message, HasSubstr("reserve_copies() before the capture"));
+    held.pop_back();
+    EXPECT_TRUE(dispatch(t, stream.handle()).ok()) << "a slot is free";
+    ASSERT_TRUE(capture.finish().ok());
+  }
+  held.push_back(dispatch(t).value());
+  ASSERT_TRUE(core_->reserve_copies(0, 1).ok());
+  auto capture = cuda::Capture::begin(stream).value();
+  const auto copied = dispatch(t, stream.handle());
+  ASSERT_TRUE(copied.ok()) << copied.error().describe();
+  EXPECT_TRUE(copied->copied());
+  EXPECT_EQ(dispatch(t, stream.handle()).code(), Code::kBusy);
+  ASSERT_TRUE(capture.finish().ok());
+}
+TEST_F(EpGpuCalls, ThousandsOfCallsTakeNoMoreMemory) {
+  const Tokens t = tokens(0);
+  void* const combined = on_gpu(0);
+  std::vector<Handle> held;
+  for (u32 i = 0; i < 6; ++i)
+    held.push_back(dispatch(t).value());
+  const auto before = fake_->live();
+  for (u32 i = 0; i < 10'000; ++i) {
+    held.erase(held.begin());
+    held.push_back(dispatch(t).value());
+    ASSERT_TRUE(core_->combine(held.back(), {.rows = combined}, nullptr).ok());
+  }
+  EXPECT_TRUE(fake_->live() == before);
+}
+
+// ---- pointers ----------------------------------------------------------------------------------
+
+TEST_F(EpGpuCalls, PointersThatARankCannotFollowAreRefused) {
+  std::vector<std::byte> host(1 << 14);
+  const auto aligned = [&] {
+    auto at = reinterpret_cast<std::uintptr_t>(host.data());
+    return reinterpret_cast<void*>((at + 15) / 16 * 16);
+  }();
+  const auto refuse = [&](const auto& change, const char* text) {
+    Tokens t = tokens(0);
+    change(t);
+    const auto got = dispatch(t);
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+  };
+  refuse([&](Tokens& t) { t.rows = aligned; }, "are not memory that the driver knows");
+  refuse([&](Tokens& t) { t.rows = on_gpu(1); }, "are memory of GPU 1: rank 0 needs them on GPU 0");
+  refuse([&](Tokens& t) { t.ids = on_gpu(1); }, "dispatch: ids at");
+  refuse([&](Tokens& t) { t.weights = static_cast<float*>(aligned); }, "dispatch: weights at");
+  refuse(
+      [&](Tokens& t) {
+        t.scales = on_gpu(1);
+        t.scale_bytes = 8;
+      },
+      "dispatch: scales at");
+  const auto handle = dispatch(tokens(0)).value();
+  const auto text = [&](const Combined& c) {
+    return core_->combine(handle, c, nullptr).error().message;
+  };
+  EXPECT_THAT(text({.rows = on_gpu(1)}), HasSubstr("combine: rows at"));
+  EXPECT_THAT(text({.rows = on_gpu(0), .bias = {nullptr, aligned}}),
+              HasSubstr("combine: biases at"));
+  EXPECT_THAT(text({.rows = on_gpu(0), .weights = static_cast<float*>(on_gpu(1))}),
+              HasSubstr("combine: weights at"));
+}
+TEST_F(EpGpuCalls, NoTokensNeedNoMemory) {
+  EXPECT_TRUE(dispatch({.count = 0, .row_bytes = 512}).ok());
+}
+
+// ---- setup -------------------------------------------------------------------------------------
+
+TEST_F(EpGpuCalls, NoGroupIsMadeInACapture) {
+  const cuda::Stream stream = cuda::Stream::create(context(1)).value();
+  const Window window = make_window(core_->options(), 2).value();
+  auto capture = cuda::Capture::begin(stream).value();
+  const auto refused = symm::Group::create({.world = 2}, window.layout, driver_);
+  ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().message, HasSubstr("making a group of ranks is not possible"));
+  ASSERT_TRUE(capture.finish().ok());
+}
+TEST_F(EpGpuCalls, CopiesAreNotReservedInACapture) {
+  const auto* stream = core_->group().rank(0).device().stream();
+  auto capture = cuda::Capture::begin(*stream).value();
+  const auto refused = core_->reserve_copies(0, 1);
+  ASSERT_EQ(refused.code(), Code::kBusy);
+  EXPECT_THAT(refused.error().message, HasSubstr("being captured"));
+  ASSERT_TRUE(capture.finish().ok());
+}
+
+}  // namespace
+}  // namespace crossdock::ep
