@@ -54,7 +54,10 @@ class Options:
     row_bytes: int = 0  #: the largest row delivered; 0: a row of bf16
     scale_bytes: int = 0  #: the largest scales of a row; 0: an fp32 for 128 values
     wide_ids: bool = False  #: expert ids are int64, as ``torch.topk`` makes them; else int32
-    slots: int = 2  #: dispatches whose output may be held at the same time
+    slots: int = 2  #: dispatches whose output may be held at the same time without being copied
+    #: Rows of a dispatch that finds all slots held are copied to ordinary memory. False: it raises
+    #: :class:`crossdock.Busy` instead, and the window has no transit for such rows.
+    fall_back: bool = True
     #: SMs of a dispatch and of a combine; 0: as many as fill the wire. A sequence: one number a rank.
     dispatch_sms: Union[int, Sequence[int]] = 0
     combine_sms: Union[int, Sequence[int]] = 0
@@ -72,8 +75,10 @@ class Sizes:
     rows_bytes: int  #: of one slot: rows that can arrive, with all that goes with them
     input_bytes: int  #: of one slot: expert outputs
     control_bytes: int
-    window_bytes: int  #: symmetric: control and all slots
+    transit_bytes: int  #: rows and inputs of dispatches that find all slots held
+    window_bytes: int  #: symmetric: control, all slots and the transit
     local_bytes: int  #: besides the window
+    copy_bytes: int  #: ordinary memory of each dispatch that falls back
 
 
 def sizes(options: Options, world: int) -> Sizes:
@@ -301,8 +306,8 @@ class Group:
         ``scales_by_column`` delivers them (or those of a cast) as tensor maps want them. ``rank`` may be
         left out where this process has one. ``stream``: default the current one of the rows' framework.
 
-        The arrays have to stay as they are until the dispatch has run. Raises :class:`crossdock.Busy`
-        when handles hold all slots.
+        The arrays have to stay as they are until the dispatch has run. Rows are copied when
+        handles hold all slots; without ``Options.fall_back`` this raises :class:`crossdock.Busy`.
         """
         native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast,
                                        scales_by_column, stream)

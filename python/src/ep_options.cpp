@@ -36,8 +36,10 @@ nb::dict sizes_of(nb::handle options, std::uint32_t world) {
   out["rows_bytes"] = sizes.rows_bytes;
   out["input_bytes"] = sizes.input_bytes;
   out["control_bytes"] = sizes.control_bytes;
+  out["transit_bytes"] = sizes.transit_bytes;
   out["window_bytes"] = sizes.window_bytes;
   out["local_bytes"] = sizes.local_bytes;
+  out["copy_bytes"] = sizes.copy_bytes;
   return out;
 }
 
@@ -67,6 +69,7 @@ ep::Options options_of(nb::handle options) {
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);
   read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
   out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
+  out.fall_back = nb::cast<bool>(options.attr("fall_back"));
   out.cast = nb::cast<bool>(options.attr("cast"));
   out.statistics = nb::cast<bool>(options.attr("statistics"));
   out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");

@@ -155,6 +155,12 @@ Result<Statistics> Core::statistics(u32 rank, Deadline deadline) const {
   return invalid_argument(fmt::format("ep: rank {} is not in this process", rank));
 }
 
+Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
+  CROSSDOCK_TRY(state, find(rank));
+  return StatisticsMemory{.expert_selections = state->selections.as<std::uint64_t>(),
+                          .source_wait_ns = state->waits.as<std::uint64_t>()};
+}
+
 Result<> Core::reset(Deadline deadline) {
   ++generation_;
   return group_->reset(deadline);

@@ -68,6 +68,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<std::uint64_t> output_bytes(const Tokens& tokens) const;
   void release(u32 rank, u32 slot) noexcept;
   Result<Statistics> statistics(u32 rank, Deadline deadline) const;
+  Result<StatisticsMemory> statistics_memory(u32 rank);
   Result<> reset(Deadline deadline);
 
   [[nodiscard]] symm::Group& group() const { return *group_; }

@@ -123,6 +123,9 @@ Result<> Group::reset(Deadline deadline) {
 Result<Statistics> Group::statistics(std::uint32_t rank, Deadline deadline) const {
   return core_->statistics(rank, deadline);
 }
+Result<StatisticsMemory> Group::statistics_memory(std::uint32_t rank) const {
+  return core_->statistics_memory(rank);
+}
 
 }  // namespace v1
 }  // namespace crossdock::ep

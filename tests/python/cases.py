@@ -28,7 +28,7 @@ class Case:
 
     def options(self) -> ep.Options:
         return ep.Options(experts=self.experts, top_k=self.top_k, max_tokens=self.max_tokens,
-                          hidden=self.hidden, wide_ids=self.wide_ids, slots=self.slots,
+                          hidden=self.hidden, wide_ids=self.wide_ids, slots=self.slots, fall_back=False,
                           cast=self.payload == "cast", expert_alignment=self.alignment,
                           dispatch_sms=2, combine_sms=2)
 

@@ -189,6 +189,13 @@ struct Statistics {
   std::vector<std::uint64_t> source_wait_ns;     // waiting for the rows of each rank
 };
 
+// The same where the device keeps it, for kernels of the caller: a dispatch that has run has added
+// its part. Null without Options::statistics.
+struct StatisticsMemory {
+  const std::uint64_t* expert_selections = nullptr;  // [experts of the rank]
+  const std::uint64_t* source_wait_ns = nullptr;     // [world]
+};
+
 class CROSSDOCK_API Group {
  public:
   // Collective among the processes; compiles the kernels or loads them from the cache.
@@ -234,6 +241,7 @@ class CROSSDOCK_API Group {
   // Handles from before stay valid as memory only: calls refuse them.
   Result<> reset(Deadline deadline);
   Result<Statistics> statistics(std::uint32_t rank, Deadline deadline) const;
+  [[nodiscard]] Result<StatisticsMemory> statistics_memory(std::uint32_t rank) const;
 
   // What the library's tools and tests need beside the API.
   [[nodiscard]] ep::Core& core() const noexcept { return *core_; }

@@ -41,7 +41,7 @@ def to_host(tensor):
 
 def make_group(case, **changes):
     options = ep.Options(experts=case.experts, top_k=case.top_k, max_tokens=case.max_tokens,
-                         hidden=case.hidden, wide_ids=case.wide_ids, slots=case.slots,
+                         hidden=case.hidden, wide_ids=case.wide_ids, slots=case.slots, fall_back=False,
                          expert_alignment=case.alignment, **changes)
     return ep.Group(options, world=WORLD, timeout=240)
 

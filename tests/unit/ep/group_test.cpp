@@ -180,10 +180,15 @@ TEST(EpGroup, StatisticsAddUp) {
   ASSERT_EQ(got.source_wait_ns.size(), 2u);
   // Rank 0 cannot have had the other's rows without waiting for them: time goes on while it polls.
   EXPECT_GT(got.source_wait_ns[1], 0u);
+  const auto kept = rig.group().statistics_memory(0).value();
+  EXPECT_EQ(std::vector<std::uint64_t>(kept.expert_selections, kept.expert_selections + 3), sums);
+  EXPECT_EQ(kept.source_wait_ns[1], got.source_wait_ns[1]);
+  EXPECT_EQ(rig.group().statistics_memory(2).code(), Code::kInvalidArgument);
   auto options = ep_options(c, symm::Backend::kCpu);
   options.ep.statistics = false;
   EpGroupRig without = EpGroupRig::create(c, options).value();
   ASSERT_NO_FATAL_FAILURE(without.round(1));
+  EXPECT_EQ(without.group().statistics_memory(0)->expert_selections, nullptr);
   EXPECT_THAT(without.group().statistics(0, ep_soon()).error().message,
               HasSubstr("statistics = false"));
   EXPECT_EQ(rig.group().statistics(2, ep_soon()).code(), Code::kInvalidArgument);
