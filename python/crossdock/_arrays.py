@@ -33,49 +33,60 @@ def to_framework(array: _native.Array, framework: int, dtype: Optional[Any] = No
     return out if dtype is None or out.dtype == dtype else out.view(dtype)
 
 
+def library_for(device: int) -> int:
+    """For what belongs to no dispatch: NumPy on the host; on a GPU what the process has imported."""
+    if device < 0:
+        return NUMPY
+    return TORCH if "torch" in sys.modules else CUPY if "cupy" in sys.modules else NONE
+
+
 def bf16_of(framework: int, rows_dtype: Any) -> Optional[Any]:
     """The type of bf16 rows: the framework's own. NumPy has none: that of ml_dtypes where the tokens
     came in a type of ml_dtypes, else codes as uint16."""
-    if framework == NUMPY and _of_ml_dtypes(rows_dtype):
-        import ml_dtypes
-        return ml_dtypes.bfloat16
-    return None
+    return _ml_dtype("bfloat16") if framework == NUMPY and _of_ml_dtypes(rows_dtype) else None
 
 
 def e4m3_of(framework: int, rows_dtype: Any) -> Optional[Any]:
     """The type of rows that were cast, by the same rule: else codes as uint8."""
     if framework == TORCH:
         return sys.modules["torch"].float8_e4m3fn
-    if framework == NUMPY and _of_ml_dtypes(rows_dtype):
-        import ml_dtypes
-        return ml_dtypes.float8_e4m3fn
-    return None
+    return _ml_dtype("float8_e4m3fn") if framework == NUMPY and _of_ml_dtypes(rows_dtype) else None
 
 
 def _of_ml_dtypes(dtype: Any) -> bool:
     return str(getattr(getattr(dtype, "type", None), "__module__", "")).startswith("ml_dtypes")
 
 
-def empty(group: _native.Group, handle: _native.Handle, type_name: str, columns: int,
-          rows_dtype: Any) -> Any:
-    """An output of a row for each token of the dispatch."""
+def _ml_dtype(name: str) -> Any:
+    import ml_dtypes
+    import numpy
+    return numpy.dtype(getattr(ml_dtypes, name))
+
+
+def empty(group: _native.Group, handle: _native.Handle, rows: int, columns: int, kind: str,
+          dtype: Optional[Any] = None) -> Any:
+    """A new array [rows, columns] where the rank's kernels can write: of `dtype`, else of the type that
+    `kind` names. In the twin it is zero."""
     framework = handle.framework
     if framework == TORCH and handle.device >= 0:
         torch = sys.modules["torch"]
-        return torch.empty((handle.tokens, columns), dtype=getattr(torch, type_name),
+        return torch.empty((rows, columns), dtype=dtype or getattr(torch, kind),
                            device=_torch_device(handle.device))
     if framework == CUPY:
         import cupy
         with cupy.cuda.Device(handle.device):
-            return cupy.empty((handle.tokens, columns),
-                              dtype="uint16" if type_name == "bfloat16" else type_name)
+            return cupy.empty((rows, columns),
+                              dtype=dtype or ("uint16" if kind == "bfloat16" else kind))
     if not group.twin:
         from .errors import InvalidArgument
-        raise InvalidArgument("ep combine: no library to make the output with: the tokens were given "
-                              "by DLPack alone; give out")
-    array = group.empty(handle.rank, type_name, handle.tokens, columns)
-    kind = bf16_of(framework, rows_dtype) if type_name == "bfloat16" else None
-    return to_framework(array, framework, kind)
+        raise InvalidArgument("ep: no library to make an output with: the tokens were given by DLPack "
+                              "alone; give it")
+    if dtype is not None and dtype.itemsize in _CARRIERS:
+        kind = _CARRIERS[dtype.itemsize]
+    return to_framework(group.empty(handle.rank, kind, rows, columns), framework, dtype)
+
+
+_CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 @functools.lru_cache(maxsize=None)

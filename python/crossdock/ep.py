@@ -39,7 +39,7 @@ Array = Any
 #: A torch or CuPy stream, an object with ``__cuda_stream__``, or a CUstream as a number.
 Stream = Any
 
-__all__ = ["Array", "ExpertInput", "Group", "Grouped", "Handle", "Options", "Received", "Sizes",
+__all__ = ["Array", "Expanded", "ExpertInput", "Group", "Grouped", "Handle", "Options", "Received", "Sizes",
            "Statistics", "Stream", "default_combine_sms", "default_dispatch_sms", "sizes"]
 
 
@@ -58,6 +58,7 @@ class Options:
     #: Rows of a dispatch that finds all slots held are copied to ordinary memory. False: it raises
     #: :class:`crossdock.Busy` instead, and the window has no transit for such rows.
     fall_back: bool = True
+    user_bytes: int = 0  #: of each rank's window, for outputs that the caller provides (user_memory)
     #: SMs of a dispatch and of a combine; 0: as many as fill the wire. A sequence: one number a rank.
     dispatch_sms: Union[int, Sequence[int]] = 0
     combine_sms: Union[int, Sequence[int]] = 0
@@ -76,7 +77,8 @@ class Sizes:
     input_bytes: int  #: of one slot: expert outputs
     control_bytes: int
     transit_bytes: int  #: rows and inputs of dispatches that find all slots held
-    window_bytes: int  #: symmetric: control, all slots and the transit
+    user_bytes: int  #: the caller's
+    window_bytes: int  #: symmetric: control, all slots, the transit and the caller's
     local_bytes: int  #: besides the window
     copy_bytes: int  #: ordinary memory of each dispatch that falls back
 
@@ -166,19 +168,24 @@ class ExpertInput:
 
     @property
     def rows(self) -> Array:
-        """[capacity, hidden] bf16: write here what ``combine`` shall add up."""
-        return _arrays.to_framework(self._handle.expert_input("rows"), self._handle.framework,
-                                    self._bf16)
+        """[capacity, hidden] bf16: write here what ``combine`` shall add up. None where ``dispatch`` was
+        given an output and no input."""
+        return self._part("rows", self._bf16)
 
     @property
     def weights(self) -> Array:
-        """[capacity, top_k] float32: what ``combine`` adds up with ``weights=True``."""
-        return _arrays.to_framework(self._handle.expert_input("weights"), self._handle.framework)
+        """[capacity, top_k] float32: what ``combine`` adds up with ``weights=True``. None as ``rows``."""
+        return self._part("weights", None)
+
+    def _part(self, name: str, dtype: Optional[Any]) -> Any:
+        array = self._handle.expert_input(name)
+        return None if array is None else _arrays.to_framework(array, self._handle.framework, dtype)
 
 
 class Handle:
-    """The routing and the memory of one dispatch. Its slot goes back to later dispatches when it is
-    closed (or dropped) and no array of it is left."""
+    """The routing and the memory of one dispatch. Its slot (or copy) goes back to later dispatches when
+    it is closed (or dropped) and no array of it is left. A graph that has captured the dispatch uses the
+    slot in every replay: hold the handle as long."""
 
     __slots__ = ("_native", "_rows_dtype", "_sent_dtype", "_scales_dtype")
 
@@ -206,6 +213,11 @@ class Handle:
     def expert_input(self) -> ExpertInput:
         return ExpertInput(self._native,
                            _arrays.bf16_of(self._native.framework, self._sent_dtype))
+
+    @property
+    def copied(self) -> bool:
+        """All slots were held: the rows have been copied to ordinary memory. Nothing else differs."""
+        return self._native.copied
 
     def rows(self, timeout: float = 10.0) -> int:
         """How many rows arrive: known long before they are there. Waits for the rank's dispatch to
@@ -242,8 +254,25 @@ class Grouped:
     each beginning at a multiple of ``Options.expert_alignment``. Nothing is copied: places name rows."""
 
     offsets: Array  #: [experts of the rank + 1] int32, padded
+    aligned_counts: Array  #: [experts of the rank] int32: places, with padding
     rows: Array  #: [places] int32: a received row, in order; -1: padding
     positions: Array  #: [capacity, top_k] int32: the place of a choice of this rank
+
+
+@dataclasses.dataclass(frozen=True)
+class Expanded:
+    """Copies of the received rows by expert: [places, ...] in the order of :class:`Grouped` or, with
+    ``rows_per_expert``, [experts of the rank, rows_per_expert, ...], of which
+    ``Received.expert_counts`` are used. Padding up to the alignment is zero; what lies behind it is not
+    written."""
+
+    rows: Array  #: [..., values], like those received
+    scales: Optional[Array]  #: [..., scales of a row]; None: there are none
+    weights: Optional[Array]  #: [...] float32; None: the dispatch had none
+    sources: Array  #: [..., 2] int32: the rank that sent it, and the token's number there; -1: padding
+    _planes: Tuple[Any, Any, Any, Any] = dataclasses.field(repr=False)
+    _rows_per_expert: int = dataclasses.field(repr=False)
+    _scales_by_column: bool = dataclasses.field(repr=False)
 
 
 Ranks = Iterable[Tuple[int, int]]
@@ -295,9 +324,11 @@ class Group:
     def memory(self) -> Sizes:
         return Sizes(**self._native.memory)
 
-    def dispatch(self, rows: Array, ids: Array, weights: Optional[Array] = None, *,
+    def dispatch(self, rows: Array, ids: Optional[Array] = None, weights: Optional[Array] = None, *,
                  scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
-                 rank: Optional[int] = None, stream: Optional[Stream] = None) -> Handle:
+                 routing: Optional[Handle] = None, output: Optional[Array] = None,
+                 input: Optional[Array] = None, rank: Optional[int] = None,
+                 stream: Optional[Stream] = None) -> Handle:
         """Sends tokens to the ranks of their experts.
 
         ``rows``: [tokens, values] of any type, rows of a multiple of 16 bytes, 16-byte aligned; bf16
@@ -306,12 +337,34 @@ class Group:
         ``scales_by_column`` delivers them (or those of a cast) as tensor maps want them. ``rank`` may be
         left out where this process has one. ``stream``: default the current one of the rows' framework.
 
+        ``routing`` instead of ids and weights: as many other tokens go the ways of an earlier dispatch
+        of the rank, as in a backward pass; all ranks give the same earlier one. ``output`` and ``input``:
+        parts of :meth:`user_memory` on multiples of 128 bytes, for what arrives
+        (:meth:`output_bytes`) and for what the experts make (``Sizes.input_bytes``), instead of a slot.
+
         The arrays have to stay as they are until the dispatch has run. Rows are copied when
         handles hold all slots; without ``Options.fall_back`` this raises :class:`crossdock.Busy`.
         """
+        how: Optional[Tuple[Any, Any, Any]] = None
+        if routing is not None or output is not None or input is not None:
+            how = (None if routing is None else routing._native, output, input)
         native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast,
-                                       scales_by_column, stream)
+                                       scales_by_column, how, stream)
         return Handle(native, rows, scales, cast)
+
+    def reserve_copies(self, copies: int, *, rank: Optional[int] = None) -> None:
+        """Memory for ``copies`` handles more than there are slots, before a capture that needs it."""
+        self._native.reserve_copies(self._rank(rank), copies)
+
+    def user_memory(self, rank: Optional[int] = None) -> Array:
+        """The caller's part of the rank's window, ``Options.user_bytes`` as uint8; zero after a reset."""
+        array = self._native.user_memory(self._rank(rank))
+        return _arrays.to_framework(array, _arrays.library_for(self._device(self._rank(rank))))
+
+    def output_bytes(self, rows: Array, *, scales: Optional[Array] = None, cast: bool = False,
+                     scales_by_column: bool = False, rank: Optional[int] = None) -> int:
+        """Bytes that a dispatch of such tokens fills, whatever their number."""
+        return self._native.output_bytes(self._rank(rank), rows, scales, cast, scales_by_column)
 
     def group_rows(self, handle: Handle, *, stream: Optional[Stream] = None) -> Grouped:
         """Lists the received rows by expert, after the dispatch in the stream."""
@@ -319,12 +372,59 @@ class Group:
         return Grouped(*(_arrays.to_framework(array, framework)
                          for array in self._native.group_rows(handle._native, stream)))
 
+    def expand_rows(self, handle: Handle, grouped: Grouped, *, places: Optional[int] = None,
+                    rows_per_expert: int = 0, scales_by_column: bool = False,
+                    out: Optional[Expanded] = None, stream: Optional[Stream] = None) -> Expanded:
+        """Copies of the received rows by expert, for a GEMM that does not gather. ``grouped``: of the
+        same handle. ``places``: rows to make room for, default as many as there can be;
+        ``rows_per_expert``: a masked layout with that many rows for each expert. ``out``: an earlier
+        result, to be written again. More choices than there is room for are a fault of the rank."""
+        if out is None:
+            out = self._expanded(handle, grouped, places, rows_per_expert, scales_by_column)
+        self._native.expand_rows(handle._native, out._planes, out._rows_per_expert,
+                                 out._scales_by_column, stream)
+        return out
+
+    def _expanded(self, handle: Handle, grouped: Grouped, places: Optional[int],
+                  rows_per_expert: int, scales_by_column: bool) -> Expanded:
+        native = handle._native
+        if rows_per_expert:
+            places = native.experts * rows_per_expert
+        elif places is None:
+            places = int(grouped.rows.shape[0])
+
+        def make(rows: int, columns: int, kind: str, dtype: Optional[Any] = None) -> Any:
+            return _arrays.empty(self._native, native, rows, columns, kind, dtype)
+
+        rows = make(places, native.row_values, "uint8", handle._rows_dtype)
+        scales, weights = None, None
+        if native.scale_values and scales_by_column:
+            # Columns on multiples of 16 bytes, as tensor maps want them.
+            scales = make(native.scale_values, -(-places // 4) * 4, "float32", handle._scales_dtype)
+            scales = scales.T[:places]
+        elif native.scale_values:
+            scales = make(places, native.scale_values, "float32", handle._scales_dtype)
+        if native.has_weights:
+            weights = make(places, 1, "float32").reshape(places)
+        sources = make(places, 2, "int32")
+
+        def shown(plane: Any) -> Any:
+            if plane is None or not rows_per_expert:
+                return plane
+            return plane.reshape((native.experts, rows_per_expert) + tuple(plane.shape[1:]))
+
+        return Expanded(shown(rows), shown(scales), shown(weights), shown(sources),
+                        (rows, scales, weights, sources), rows_per_expert, scales_by_column)
+
     def reduce_rows(self, handle: Handle, by_place: Array, *, weighted: bool = False,
-                    stream: Optional[Stream] = None) -> None:
+                    rows_per_expert: int = 0, stream: Optional[Stream] = None) -> None:
         """Adds what the experts have made of each received row, bf16 ``[places, hidden]`` in the order
-        of :class:`Grouped`, into its row of ``handle.expert_input``: in the order of the choices, in
-        fp32, times the weights if ``weighted``. After ``group_rows`` of the same handle."""
-        self._native.reduce_rows(handle._native, by_place, weighted, stream)
+        of :class:`Grouped` (with ``rows_per_expert``: of the rows of a masked layout), into its row of
+        ``handle.expert_input``: in the order of the choices, in fp32, times the weights if
+        ``weighted``. After ``group_rows`` of the same handle."""
+        if rows_per_expert and len(by_place.shape) == 3:
+            by_place = by_place.reshape((-1, by_place.shape[-1]))
+        self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, stream)
 
     def combine(self, handle: Handle, *, out: Optional[Array] = None,
                 bias: Union[Array, Sequence[Array]] = (),
@@ -337,10 +437,11 @@ class Group:
         native = handle._native
         biases = list(bias) if isinstance(bias, (list, tuple)) else [bias]
         if out is None:
-            out = _arrays.empty(self._native, native, "bfloat16", native.hidden, handle._sent_dtype)
+            out = _arrays.empty(self._native, native, native.tokens, native.hidden, "bfloat16",
+                                _arrays.bf16_of(native.framework, handle._sent_dtype))
         wanted: Optional[Any] = None
         if weights is True:
-            wanted = _arrays.empty(self._native, native, "float32", native.top_k, None)
+            wanted = _arrays.empty(self._native, native, native.tokens, native.top_k, "float32")
         elif weights is not False:
             wanted = weights
         self._native.combine(native, out, wanted, biases, stream)
@@ -365,6 +466,13 @@ class Group:
         """Kept by the device over all dispatches; copied when asked for."""
         selections, waits = self._native.statistics(self._rank(rank), timeout)
         return Statistics(selections, waits)
+
+    def statistics_memory(self, rank: Optional[int] = None) -> Tuple[Array, Array]:
+        """The same where the device keeps it, as int64: selections of the experts of the rank, and
+        nanoseconds waited for each source. For kernels of the caller."""
+        library = _arrays.library_for(self._device(self._rank(rank)))
+        selections, waits = self._native.statistics_memory(self._rank(rank))
+        return _arrays.to_framework(selections, library), _arrays.to_framework(waits, library)
 
     @property
     def closed(self) -> bool:
@@ -397,6 +505,9 @@ class Group:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"ranks {self.local_ranks} of {self.world}"
         return f"<crossdock.ep.Group: {state}>"
+
+    def _device(self, rank: int) -> int:
+        return dict(self._native.ranks).get(rank, -1)
 
     def _rank(self, rank: Optional[int]) -> int:
         if rank is not None:

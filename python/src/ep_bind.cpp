@@ -41,18 +41,6 @@ void make_group(Group* where, nb::handle options, const Ranks& ranks) {
   new (where) Group(value_or_raise(std::move(made)), out.ep);
 }
 
-nb::dict memory_of(const Group& group) {
-  const ep::Sizes& sizes = group.memory();
-  nb::dict out;
-  out["capacity"] = sizes.capacity;
-  out["rows_bytes"] = sizes.rows_bytes;
-  out["input_bytes"] = sizes.input_bytes;
-  out["control_bytes"] = sizes.control_bytes;
-  out["window_bytes"] = sizes.window_bytes;
-  out["local_bytes"] = sizes.local_bytes;
-  return out;
-}
-
 RankList ranks_of(const Group& group) {
   RankList out;
   for (const Group::LocalRank& local : group.ranks())
@@ -63,7 +51,22 @@ RankList ranks_of(const Group& group) {
 ArrayType type_named(const std::string& name) {
   if (name == "float32") return kFloat32;
   if (name == "bfloat16") return kBf16;
-  throw nb::value_error("empty(): float32 or bfloat16");
+  if (name == "uint8") return carrier(1);
+  if (name == "int16") return carrier(2);
+  if (name == "int32") return kInt32;
+  if (name == "int64") return carrier(8);
+  throw nb::value_error("empty(): no such type");
+}
+
+// `how`: None, or (routing, output, input), each of which may be None.
+DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how) {
+  if (how.is_none()) return arguments;
+  arguments.routing = how[0];
+  arguments.output = how[1];
+  arguments.input = how[2];
+  if (!arguments.routing.is_none() && !nb::isinstance<Handle>(arguments.routing))
+    raise(invalid_argument("ep dispatch: routing must be a Handle of an earlier dispatch"));
+  return arguments;
 }
 
 }  // namespace
@@ -83,19 +86,22 @@ void add_ep_group(nb::module_& m) {
       .def_prop_ro("twin", &Group::twin)
       .def_prop_ro("closed", &Group::closed)
       .def_prop_ro("ranks", &ranks_of)
-      .def_prop_ro("memory", &memory_of)
+      .def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); })
       .def(
           "dispatch",
           [](Group& g, uint32_t rank, nb::object rows, nb::object ids, nb::object weights,
-             nb::object scales, bool cast, bool scales_by_column, nb::object stream) {
-            return g.dispatch(rank,
-                              {std::move(rows), std::move(ids), std::move(weights),
-                               std::move(scales), cast, scales_by_column},
-                              stream);
+             nb::object scales, bool cast, bool scales_by_column, nb::object how,
+             nb::object stream) {
+            return g.dispatch(
+                rank,
+                dispatch_arguments({std::move(rows), std::move(ids), std::move(weights),
+                                    std::move(scales), cast, scales_by_column},
+                                   how),
+                stream);
           },
-          nb::arg("rank"), nb::arg("rows"), nb::arg("ids"), nb::arg("weights").none(),
+          nb::arg("rank"), nb::arg("rows"), nb::arg("ids").none(), nb::arg("weights").none(),
           nb::arg("scales").none(), nb::arg("cast"), nb::arg("scales_by_column"),
-          nb::arg("stream").none())
+          nb::arg("how").none(), nb::arg("stream").none())
       .def(
           "combine",
           [](Group& g, const Handle& handle, nb::object out, nb::object weights,
@@ -105,8 +111,37 @@ void add_ep_group(nb::module_& m) {
           nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
           nb::arg("stream").none())
       .def("group_rows", &Group::group_rows, nb::arg("handle"), nb::arg("stream").none())
-      .def("reduce_rows", &Group::reduce_rows, nb::arg("handle"), nb::arg("by_place"),
-           nb::arg("weighted"), nb::arg("stream").none())
+      .def(
+          "expand_rows",
+          [](Group& g, const Handle& handle, nb::tuple planes, uint32_t rows_per_expert,
+             bool scales_by_column, nb::object stream) {
+            g.expand_rows(
+                handle,
+                {planes[0], planes[1], planes[2], planes[3], rows_per_expert, scales_by_column},
+                stream);
+          },
+          nb::arg("handle"), nb::arg("planes"), nb::arg("rows_per_expert"),
+          nb::arg("scales_by_column"), nb::arg("stream").none())
+      .def(
+          "reduce_rows",
+          [](Group& g, const Handle& handle, nb::object by_place, uint32_t rows_per_expert,
+             bool weighted, nb::object stream) {
+            g.reduce_rows(handle, {std::move(by_place), rows_per_expert, weighted}, stream);
+          },
+          nb::arg("handle"), nb::arg("by_place"), nb::arg("rows_per_expert"), nb::arg("weighted"),
+          nb::arg("stream").none())
+      .def("reserve_copies", &Group::reserve_copies, nb::arg("rank"), nb::arg("copies"))
+      .def("user_memory", &Group::user_memory, nb::arg("rank"))
+      .def(
+          "output_bytes",
+          [](Group& g, uint32_t rank, nb::object rows, nb::object scales, bool cast,
+             bool scales_by_column) {
+            return g.output_bytes(rank, {std::move(rows), nb::none(), nb::none(), std::move(scales),
+                                         cast, scales_by_column});
+          },
+          nb::arg("rank"), nb::arg("rows"), nb::arg("scales").none(), nb::arg("cast"),
+          nb::arg("scales_by_column"))
+      .def("statistics_memory", &Group::statistics_memory, nb::arg("rank"))
       .def(
           "empty",
           [](Group& g, uint32_t rank, const std::string& type, int64_t rows, int64_t columns) {

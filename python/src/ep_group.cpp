@@ -11,6 +11,22 @@
 #include "errors.hpp"
 
 namespace crossdock::python {
+namespace {
+
+enum class Direction : bool { kIn, kOut };
+
+// Between dense rows of the twin and those of a caller's array.
+void copy_rows(std::uint8_t* dense, const Tensor& t, Direction direction) {
+  const uint64_t row = t.row_bytes();
+  for (int64_t i = 0; i < t.shape[0]; ++i) {
+    std::uint8_t* const here = dense + static_cast<uint64_t>(i) * row;
+    std::uint8_t* const there = static_cast<std::uint8_t*>(t.data) + i * t.strides[0];
+    std::memcpy(direction == Direction::kIn ? here : there,
+                direction == Direction::kIn ? there : here, row);
+  }
+}
+
+}  // namespace
 
 Group::Group(ep::Group group, const ep::Options& options)
     : box_(std::make_shared<GroupBox>(std::move(group))), options_(options) {
@@ -62,9 +78,7 @@ const void* Group::readable(Tensor& t, uint32_t rank) {
   }
   const uint64_t row = t.row_bytes();
   auto memory = value_or_raise(twin_memory(box_, rank, row * static_cast<uint64_t>(t.shape[0])));
-  for (int64_t i = 0; i < t.shape[0]; ++i)
-    std::memcpy(memory->as<std::uint8_t>() + static_cast<uint64_t>(i) * row,
-                static_cast<const std::uint8_t*>(t.data) + i * t.strides[0], row);
+  copy_rows(memory->as<std::uint8_t>(), t, Direction::kIn);
   t.strides[0] = static_cast<int64_t>(row);
   copies_.staged.push_back(std::move(memory));
   return copies_.staged.back()->address();
@@ -78,6 +92,8 @@ void* Group::writable(const Tensor& t, uint32_t rank) {
   }
   const uint64_t bytes = t.row_bytes() * static_cast<uint64_t>(t.shape[0]);
   auto memory = value_or_raise(twin_memory(box_, rank, bytes));
+  // What the kernel leaves alone has to come back as it was.
+  copy_rows(memory->as<std::uint8_t>(), t, Direction::kIn);
   copies_.back.push_back({nb::borrow(t.object), t, std::move(memory)});
   return copies_.back.back().memory->address();
 }
@@ -92,17 +108,6 @@ Array Group::empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns)
 }
 
 // ---- waiting -----------------------------------------------------------------------------------
-
-namespace {
-
-void copy_rows_back(const Tensor& to, const std::uint8_t* from) {
-  const uint64_t row = to.row_bytes();
-  for (int64_t i = 0; i < to.shape[0]; ++i)
-    std::memcpy(static_cast<std::uint8_t*>(to.data) + i * to.strides[0],
-                from + static_cast<uint64_t>(i) * row, row);
-}
-
-}  // namespace
 
 void Group::synchronize(double timeout, nb::handle stream) {
   const auto box = open();
@@ -127,7 +132,7 @@ void Group::synchronize(double timeout, nb::handle stream) {
   };
   const Result<> done = wait();
   for (const CopyBack& back : copies.back)
-    copy_rows_back(back.tensor, back.memory->as<std::uint8_t>());
+    copy_rows(back.memory->as<std::uint8_t>(), back.tensor, Direction::kOut);
   value_or_raise(done);
 }
 

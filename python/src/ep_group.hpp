@@ -17,6 +17,19 @@ struct DispatchArguments {
   nb::object rows, ids, weights, scales;
   bool cast = false;
   bool scales_by_column = false;
+  // A handle whose routing is used again, and arrays in user_memory().
+  nb::object routing = nb::none(), output = nb::none(), input = nb::none();
+};
+// Where expand_rows() puts its copies; None: not wanted.
+struct ExpandArguments {
+  nb::object rows, scales, weights, sources;
+  uint32_t rows_per_expert = 0;
+  bool scales_by_column = false;
+};
+struct ReduceArguments {
+  nb::object by_place;
+  uint32_t rows_per_expert = 0;
+  bool weighted = false;
 };
 struct CombineArguments {
   nb::object out, weights;  // None: not wanted
@@ -33,9 +46,16 @@ class Group {
 
   Handle dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream);
   void combine(const Handle& handle, const CombineArguments& arguments, nb::handle stream);
-  // offsets, rows, positions
+  // offsets, aligned_counts, rows, positions
   std::vector<Array> group_rows(const Handle& handle, nb::handle stream);
-  void reduce_rows(const Handle& handle, nb::handle by_place, bool weighted, nb::handle stream);
+  void expand_rows(const Handle& handle, const ExpandArguments& arguments, nb::handle stream);
+  void reduce_rows(const Handle& handle, const ReduceArguments& arguments, nb::handle stream);
+  void reserve_copies(uint32_t rank, uint32_t copies);
+  Array user_memory(uint32_t rank);
+  // Bytes that a dispatch of such rows and scales (None: none) fills.
+  uint64_t output_bytes(uint32_t rank, const DispatchArguments& arguments);
+  // expert_selections, source_wait_ns
+  std::vector<Array> statistics_memory(uint32_t rank);
   void synchronize(double timeout, nb::handle stream);
   void check();
   void reset(double timeout);
@@ -75,13 +95,19 @@ class Group {
   [[nodiscard]] int device_of(uint32_t rank) const;
   ep::Tokens tokens_of(uint32_t rank, const DispatchArguments& arguments, Payload& payload,
                        Framework& framework);
-  ep::Tokens add_scales(ep::Tokens tokens, uint32_t rank, const DispatchArguments& arguments,
-                        Payload& payload);
+  void add_ids(ep::Tokens& tokens, uint32_t rank, const DispatchArguments& arguments);
+  void add_scales(ep::Tokens& tokens, uint32_t rank, const DispatchArguments& arguments,
+                  Payload& payload);
+  ep::DispatchOptions options_of(uint32_t rank, const DispatchArguments& arguments,
+                                 std::shared_ptr<const ep::Handle>& routing,
+                                 Payload& payload) const;
   Tensor argument(const char* call, const char* name, nb::handle object, uint32_t rank) const;
   // Where the kernels of `rank` can read the tensor: on the GPU where it is, in the twin a copy.
   const void* readable(Tensor& t, uint32_t rank);
   // The same for what they write; after the next synchronize() it is in the caller's array.
   void* writable(const Tensor& t, uint32_t rank);
+  // Memory of the library that the caller had from it: used where it is, in the twin too.
+  void* lent(const char* call, const char* name, nb::handle object, uint32_t rank, Tensor& t);
   [[nodiscard]] bool in_heap(const Tensor& t, uint32_t rank) const;
 
   // What the calls since the last synchronize() need.

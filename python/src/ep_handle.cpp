@@ -59,9 +59,11 @@ std::optional<Array> received(const Handle& h, std::string_view part) {
   throw nb::attribute_error("no such part of what is received");
 }
 
-Array expert_input(const Handle& h, std::string_view part) {
+// Nothing where the caller gave an output and no input.
+std::optional<Array> expert_input(const Handle& h, std::string_view part) {
   const auto open = h.open();
   const ep::ExpertInput& input = open->expert_input();
+  if (input.rows == nullptr) return std::nullopt;
   const auto capacity = static_cast<int64_t>(open->received().capacity);
   if (part == "rows")
     return on_device(h, matrix(h.handle, input.rows, h.bf16(), capacity, h.hidden));
@@ -113,6 +115,11 @@ void add_ep_handle(nb::module_& m) {
       .def_ro("hidden", &Handle::hidden)
       .def_ro("top_k", &Handle::top_k)
       .def_ro("device", &Handle::device)
+      .def_ro("experts", &Handle::experts)
+      .def_prop_ro("row_values", [](const Handle& h) { return h.payload.row_values; })
+      .def_prop_ro("scale_values", [](const Handle& h) { return h.payload.scale_values; })
+      .def_prop_ro("has_weights", [](const Handle& h) { return h.payload.weights; })
+      .def_prop_ro("copied", [](const Handle& h) { return h.open()->copied(); })
       .def_prop_ro("framework", [](const Handle& h) { return static_cast<int>(h.framework); })
       .def_prop_ro("closed", [](const Handle& h) { return h.handle == nullptr; })
       .def("close", [](Handle& h) { h.handle.reset(); })

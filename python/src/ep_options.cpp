@@ -2,6 +2,7 @@
 #include "ep_options.hpp"
 
 #include <fmt/format.h>
+#include <limits>
 #include <nanobind/stl/string.h>
 #include <vector>
 
@@ -30,26 +31,45 @@ void read_sms(nb::handle options, const char* name, std::uint32_t& all,
 }
 
 nb::dict sizes_of(nb::handle options, std::uint32_t world) {
-  const ep::Sizes sizes = value_or_raise(ep::sizes(options_of(options), world));
+  return dict_of(value_or_raise(ep::sizes(options_of(options), world)));
+}
+
+}  // namespace
+
+namespace {
+
+// A bool is a number to Python, and no number of anything.
+template <class T>
+T whole_number(nb::handle value, const char* name) {
+  T out = 0;
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, out))
+    raise(invalid_argument(fmt::format("{} = {} must be a whole number from 0 to {}", name,
+                                       text_of(nb::object(nb::repr(value))),
+                                       std::numeric_limits<T>::max())));
+  return out;
+}
+
+std::uint64_t bytes_of(nb::handle value, const char* name) {
+  return whole_number<std::uint64_t>(value, name);
+}
+
+}  // namespace
+
+std::uint32_t number_of(nb::handle value, const char* name) {
+  return whole_number<std::uint32_t>(value, name);
+}
+
+nb::dict dict_of(const ep::Sizes& sizes) {
   nb::dict out;
   out["capacity"] = sizes.capacity;
   out["rows_bytes"] = sizes.rows_bytes;
   out["input_bytes"] = sizes.input_bytes;
   out["control_bytes"] = sizes.control_bytes;
   out["transit_bytes"] = sizes.transit_bytes;
+  out["user_bytes"] = sizes.user_bytes;
   out["window_bytes"] = sizes.window_bytes;
   out["local_bytes"] = sizes.local_bytes;
   out["copy_bytes"] = sizes.copy_bytes;
-  return out;
-}
-
-}  // namespace
-
-std::uint32_t number_of(nb::handle value, const char* name) {
-  std::uint32_t out = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, out))
-    raise(invalid_argument(fmt::format("{} = {} must be a whole number from 0 to 4294967295", name,
-                                       text_of(nb::object(nb::repr(value))))));
   return out;
 }
 
@@ -70,6 +90,7 @@ ep::Options options_of(nb::handle options) {
   read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
   out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
   out.fall_back = nb::cast<bool>(options.attr("fall_back"));
+  out.user_bytes = bytes_of(options.attr("user_bytes"), "user_bytes");
   out.cast = nb::cast<bool>(options.attr("cast"));
   out.statistics = nb::cast<bool>(options.attr("statistics"));
   out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");

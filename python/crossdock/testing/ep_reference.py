@@ -212,3 +212,50 @@ def reduce_rows(delivery: Delivery, groups: Groups, by_place: Codes,
             one = one * delivery.weights[rows, k][:, None]
         total[rows] = (total[rows] + one).astype(np.float32)
     return bf16_encode(total)
+
+
+@dataclasses.dataclass
+class Copies:
+    """Copies of received rows by expert: in the order of the places, or [experts][rows_per_expert]."""
+
+    rows: Codes
+    scales: Optional[Codes]
+    weights: Optional[Floats]
+    sources: npt.NDArray[np.int32]
+    written: npt.NDArray[np.bool_]  #: copies and padding; what is not is left alone
+
+
+def expand_rows(delivery: Delivery, groups: Groups, rows_per_expert: int = 0) -> Copies:
+    """A copy of each received row at every place that it has; padding is zero, its sources -1. With
+    ``rows_per_expert`` the i-th choice of an expert is the i-th of its rows."""
+    places = len(groups.rows)
+    experts = np.repeat(np.arange(len(groups.offsets) - 1), np.diff(groups.offsets))
+    target = np.arange(places)
+    if rows_per_expert:
+        inside = target - groups.offsets[experts]
+        kept = inside < rows_per_expert  # padding ends where the expert's rows end
+        target = np.where(kept, experts * rows_per_expert + inside, -1)
+        places = (len(groups.offsets) - 1) * rows_per_expert
+    used = target >= 0
+    weights = None
+    if delivery.weights is not None:
+        row, k = np.nonzero(delivery.ids >= 0)
+        by_place = np.zeros(len(groups.rows), dtype=np.float32)
+        by_place[groups.positions[row, k]] = delivery.weights[row, k]
+        weights = by_place
+
+    def put(of_row: Codes, padding: int = 0) -> Any:
+        out = np.zeros((places, *of_row.shape[1:]), dtype=of_row.dtype)
+        real = used & (groups.rows >= 0)
+        out[target[used]] = padding
+        out[target[real]] = of_row[groups.rows[real]]
+        return out
+
+    written = np.zeros(places, dtype=np.bool_)
+    written[target[used]] = True
+    flat = np.zeros(places, dtype=np.float32)
+    if weights is not None:
+        flat[target[used]] = weights[used]
+    sources = np.stack([delivery.sources, delivery.tokens], axis=1).astype(np.int32)
+    return Copies(put(delivery.rows), None if delivery.scales is None else put(delivery.scales),
+                  None if weights is None else flat, put(sources, -1), written)

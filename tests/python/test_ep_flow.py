@@ -1,0 +1,257 @@
+"""Beyond one dispatch and one combine: copies by expert, a routing used again, copies when all slots are
+held, and outputs in memory of the caller. In the twin against the NumPy reference."""
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import numpy as np
+import pytest
+
+import crossdock
+from cases import TIMEOUT, Case, bf16_rows, check_received, dispatch, raises, tokens_of
+from crossdock import ep
+from crossdock.testing import ep_reference as ref
+
+
+def flow_group(case, **changes):
+    options = dataclasses.replace(case.options(), **changes)
+    return ep.Group(options, world=case.world, backend="twin", timeout=TIMEOUT)
+
+
+def one_round(case, seed):
+    sent = [tokens_of(case, r, seed) for r in range(case.world)]
+    want = [ref.dispatch(r, case.experts, sent, case.payload == "cast") for r in range(case.world)]
+    return sent, want
+
+
+# ---- copies by expert --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("change", [
+    {}, {"payload": "cast", "hidden": 512}, {"payload": "e4m3"}, {"weights": False},
+    {"payload": "cast", "hidden": 512, "scales_by_column": True}, {"world": 4}])
+def test_copies_by_expert_and_back(change, masked):
+    case = Case(**{"alignment": 8, **change})
+    sent, want = one_round(case, 3)
+    per_expert = case.world * case.max_tokens * case.top_k if masked else 0
+    with case.group() as group:
+        handles = dispatch(case, group, sent)
+        grouped = [group.group_rows(handle) for handle in handles]
+        copies = [group.expand_rows(handle, of, rows_per_expert=per_expert,
+                                    scales_by_column=case.scales_by_column)
+                  for handle, of in zip(handles, grouped)]
+        group.synchronize(TIMEOUT)
+        lists = [ref.group_rows(delivery, case.alignment) for delivery in want]
+        sums = []
+        for r, got in enumerate(copies):
+            expected = ref.expand_rows(want[r], lists[r], per_expert)
+            experts = len(want[r].expert_counts)
+            assert got.rows.shape[:-1] == ((experts, per_expert) if masked else
+                                           grouped[r].rows.shape)
+            np.testing.assert_array_equal(grouped[r].aligned_counts, np.diff(lists[r].offsets))
+            here = len(expected.written)
+            for part in ("rows", "scales", "weights", "sources"):
+                wanted, plane = getattr(expected, part), getattr(got, part)
+                if wanted is None:
+                    assert plane is None, part
+                    continue
+                plane = plane.reshape((-1,) + plane.shape[2:]) if masked else plane
+                np.testing.assert_array_equal(plane[:here][expected.written],
+                                              wanted[expected.written], part)
+            # Each copy becomes something else, so that a sum over wrong ones is seen.
+            made = bf16_rows(r, (max(here, 1), case.hidden))
+            group.reduce_rows(handles[r], made.reshape((experts, per_expert, case.hidden)) if masked
+                              else made, rows_per_expert=per_expert, weighted=case.weights)
+            by_place = made
+            if masked:
+                starts = np.repeat(lists[r].offsets[:-1], np.diff(lists[r].offsets))
+                owners = np.repeat(np.arange(experts), np.diff(lists[r].offsets))
+                inside = np.arange(len(starts)) - starts
+                by_place = made[owners * per_expert + inside] if len(starts) else made
+            sums.append(ref.reduce_rows(want[r], lists[r], by_place, case.weights))
+        outputs = [group.combine(handle) for handle in handles]
+        group.synchronize(TIMEOUT)
+        for r, out in enumerate(outputs):
+            np.testing.assert_array_equal(out, ref.combine(r, want, sums, len(sent[r].ids)))
+
+
+def test_copies_are_written_again_and_room_is_checked():
+    case = Case(alignment=4, world=1)
+    with case.group() as group:
+        out = None
+        for seed in (1, 2):
+            sent, want = one_round(case, seed)
+            with dispatch(case, group, sent)[0] as handle:
+                grouped = group.group_rows(handle)
+                out = group.expand_rows(handle, grouped, out=out)
+                group.synchronize(TIMEOUT)
+            expected = ref.expand_rows(want[0], ref.group_rows(want[0], 4))
+            np.testing.assert_array_equal(out.rows[:len(expected.rows)], expected.rows)
+        handle = dispatch(case, group, sent)[0]
+        grouped = group.group_rows(handle)
+        group.expand_rows(handle, grouped, places=4)
+        with pytest.raises(crossdock.Error) as caught:
+            group.synchronize(TIMEOUT)
+        assert "4" in caught.value.message
+
+
+def test_copies_need_arrays_of_the_library_in_the_twin():
+    case = Case(alignment=4, world=1)
+    sent, _ = one_round(case, 1)
+    with case.group() as group:
+        handle = dispatch(case, group, sent)[0]
+        grouped = group.group_rows(handle)
+        good = group.expand_rows(handle, grouped)
+        outside = dataclasses.replace(good, _planes=(np.zeros((96, 128), np.uint16), *good._planes[1:]))
+        with raises(crossdock.InvalidArgument, "rows is not memory of rank 0 of the twin"):
+            group.expand_rows(handle, grouped, out=outside)
+        narrow = dataclasses.replace(good, _planes=(good.rows[:, :64], *good._planes[1:]))
+        with raises(crossdock.InvalidArgument, "rows like those received, 256 bytes"):
+            group.expand_rows(handle, grouped, out=narrow)
+
+
+# ---- the same routing again --------------------------------------------------------------------
+
+
+def test_other_rows_go_the_same_ways():
+    case = Case(world=4)
+    sent, want = one_round(case, 5)
+    with flow_group(case) as group:
+        first = dispatch(case, group, sent)
+        group.synchronize(TIMEOUT)
+        others = [ref.Tokens(bf16_rows(50 + r, of.rows.shape), of.ids, of.weights)
+                  for r, of in enumerate(sent)]
+        again = [group.dispatch(of.rows, routing=first[r], rank=r) for r, of in enumerate(others)]
+        for handle in first:
+            handle.close()
+        group.synchronize(TIMEOUT)
+        for r, handle in enumerate(again):
+            check_received(case, handle, ref.dispatch(r, case.experts, others))
+            handle.expert_input.rows[:handle.rows()] = 0x3F80
+        outs = [group.combine(handle) for handle in again]
+        group.synchronize(TIMEOUT)
+        ones = [np.full((len(w.tokens), case.hidden), 0x3F80, np.uint16) for w in want]
+        for r, out in enumerate(outs):
+            np.testing.assert_array_equal(out, ref.combine(r, want, ones, len(sent[r].ids)))
+
+
+def test_wrong_routings():
+    case = Case(world=2)
+    sent, _ = one_round(case, 1)
+    rows = sent[0].rows
+    with flow_group(case) as group:
+        handle = group.dispatch(rows, sent[0].ids, sent[0].weights, rank=0)
+        with raises(crossdock.InvalidArgument, "leave ids and weights empty"):
+            group.dispatch(rows, sent[0].ids, routing=handle, rank=0)
+        with raises(crossdock.InvalidArgument, "ids are missing"):
+            group.dispatch(rows, rank=0)
+        with raises(crossdock.InvalidArgument, "ids are missing"):
+            group.dispatch(rows, None, sent[0].weights, routing=handle, rank=0)
+        with raises(crossdock.InvalidArgument, "the routing is of 24 tokens, and these are 23"):
+            group.dispatch(rows[:23], routing=handle, rank=0)
+        with raises(crossdock.InvalidArgument, "the routing is of rank 0"):
+            group.dispatch(sent[1].rows, routing=handle, rank=1)
+        handle.close()
+        with raises(crossdock.Closed, "rank 0 is closed"):
+            group.dispatch(rows, routing=handle, rank=0)
+
+
+# ---- more outputs than slots -------------------------------------------------------------------
+
+
+def test_held_outputs_are_copied_when_slots_run_out():
+    case = Case(world=2)
+    rounds = [one_round(case, seed) for seed in range(5)]
+    with flow_group(case, fall_back=True) as group:
+        held = [dispatch(case, group, sent) for sent, _ in rounds]
+        group.synchronize(TIMEOUT)
+        assert [handles[0].copied for handles in held] == [False, False, True, True, True]
+        assert group.memory.copy_bytes > 0 and group.memory.transit_bytes > 0
+        outs, mades = [], []
+        for handles, (_, want) in zip(held, rounds):
+            for r, handle in enumerate(handles):
+                check_received(case, handle, want[r])
+            mades.append([bf16_rows(r, (handle.rows(), case.hidden))
+                          for r, handle in enumerate(handles)])
+            for handle, made in zip(handles, mades[-1]):
+                handle.expert_input.rows[:len(made)] = made
+        for handles in reversed(held):
+            outs.insert(0, [group.combine(handle) for handle in handles])
+            group.synchronize(TIMEOUT)
+        for out, made, (sent, want) in zip(outs, mades, rounds):
+            for r in range(2):
+                np.testing.assert_array_equal(out[r], ref.combine(r, want, made, len(sent[r].ids)))
+
+
+def test_copies_can_be_made_beforehand():
+    with flow_group(Case(world=1), fall_back=True) as group:
+        group.reserve_copies(2)
+        with pytest.raises(TypeError):
+            group.reserve_copies(-1)
+    with Case(world=1).group() as group:
+        with raises(crossdock.InvalidArgument, "fall_back = false"):
+            group.reserve_copies(1)
+
+
+# ---- memory of the caller ----------------------------------------------------------------------
+
+
+def test_rows_arrive_where_the_caller_says():
+    case = Case(world=2)
+    sent, want = one_round(case, 6)
+    sizes = ep.sizes(case.options(), case.world)
+    room = -(-(sizes.rows_bytes + sizes.input_bytes + 256) // 128) * 128
+    with flow_group(case, user_bytes=room) as group:
+        assert group.memory.user_bytes == room
+        handles = []
+        for r, of in enumerate(sent):
+            memory = group.user_memory(r)
+            assert memory.dtype == np.uint8 and memory.shape == (room,)
+            needed = group.output_bytes(of.rows, rank=r)
+            begin = -(-needed // 128) * 128
+            handles.append(group.dispatch(of.rows, of.ids, of.weights, rank=r, output=memory[:needed],
+                                          input=memory[begin:begin + sizes.input_bytes]))
+            assert handles[r].received.rows.ctypes.data == memory.ctypes.data
+            with raises(crossdock.InvalidArgument, "room for 128 bytes"):
+                group.dispatch(of.rows, of.ids, rank=r, output=memory[:128])
+            with raises(crossdock.InvalidArgument, "output", "user_memory() of rank"):
+                group.dispatch(of.rows, of.ids, rank=r, output=np.zeros(needed, np.uint8))
+        held = dispatch(case, group, sent), dispatch(case, group, sent)  # the slots are free
+        group.synchronize(TIMEOUT)
+        made = []
+        for r, handle in enumerate(handles):
+            check_received(case, handle, want[r])
+            made.append(bf16_rows(r, (handle.rows(), case.hidden)))
+            handle.expert_input.rows[:len(made[r])] = made[r]
+        outs = [group.combine(handle) for handle in handles]
+        group.synchronize(TIMEOUT)
+        for r, out in enumerate(outs):
+            np.testing.assert_array_equal(out, ref.combine(r, want, made, len(sent[r].ids)))
+        del held
+
+
+def test_an_output_without_an_input_cannot_be_combined():
+    case = Case(world=1)
+    sent, _ = one_round(case, 1)
+    with flow_group(case, user_bytes=1 << 20) as group:
+        handle = group.dispatch(sent[0].rows, sent[0].ids, output=group.user_memory())
+        assert handle.expert_input.rows is None and handle.expert_input.weights is None
+        with raises(crossdock.InvalidArgument, "no input"):
+            group.combine(handle)
+        with raises(crossdock.InvalidArgument, "an input without an output"):
+            group.dispatch(sent[0].rows, sent[0].ids, input=group.user_memory())
+
+
+def test_statistics_are_there_for_kernels_of_the_caller():
+    case = Case(world=2)
+    sent, want = one_round(case, 1)
+    with case.group() as group:
+        selections, waits = group.statistics_memory(1)
+        for handle in dispatch(case, group, sent):
+            handle.close()
+        group.synchronize(TIMEOUT)
+        np.testing.assert_array_equal(selections, want[1].expert_counts)
+        assert waits.shape == (2,) and group.statistics(1).expert_selections == list(selections)
+    with flow_group(case, statistics=False) as group:
+        with raises(crossdock.InvalidArgument, "statistics = "):
+            group.statistics_memory(0)
