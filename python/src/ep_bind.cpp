@@ -69,24 +69,9 @@ DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how
   return arguments;
 }
 
-}  // namespace
-
-void add_ep_group(nb::module_& m) {
-  nb::class_<Group>(m, "Group")
-      .def(
-          "__init__",
-          [](Group* where, nb::object options, uint32_t world, RankList local, bool cpu,
-             std::shared_ptr<symm::Exchange> exchange, double timeout) {
-            make_group(where, options,
-                       {world, std::move(local), cpu, std::move(exchange), timeout});
-          },
-          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
-          nb::arg("exchange").none(), nb::arg("timeout"))
-      .def_prop_ro("world", &Group::world)
-      .def_prop_ro("twin", &Group::twin)
-      .def_prop_ro("closed", &Group::closed)
-      .def_prop_ro("ranks", &ranks_of)
-      .def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); })
+// Calls that move tokens.
+void bind_calls(nb::class_<Group>& group) {
+  group
       .def(
           "dispatch",
           [](Group& g, uint32_t rank, nb::object rows, nb::object ids, nb::object weights,
@@ -109,8 +94,12 @@ void add_ep_group(nb::module_& m) {
             g.combine(handle, {std::move(out), std::move(weights), std::move(bias)}, stream);
           },
           nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
-          nb::arg("stream").none())
-      .def("group_rows", &Group::group_rows, nb::arg("handle"), nb::arg("stream").none())
+          nb::arg("stream").none());
+}
+
+// Rows by expert, and memory that the library lends.
+void bind_layouts(nb::class_<Group>& group) {
+  group.def("group_rows", &Group::group_rows, nb::arg("handle"), nb::arg("stream").none())
       .def(
           "expand_rows",
           [](Group& g, const Handle& handle, nb::tuple planes, uint32_t rows_per_expert,
@@ -147,8 +136,12 @@ void add_ep_group(nb::module_& m) {
           [](Group& g, uint32_t rank, const std::string& type, int64_t rows, int64_t columns) {
             return g.empty(rank, type_named(type), rows, columns);
           },
-          nb::arg("rank"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"))
-      .def("synchronize", &Group::synchronize, nb::arg("timeout"), nb::arg("stream").none())
+          nb::arg("rank"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"));
+}
+
+// Waiting and ending.
+void bind_life(nb::class_<Group>& group) {
+  group.def("synchronize", &Group::synchronize, nb::arg("timeout"), nb::arg("stream").none())
       .def("check", &Group::check)
       .def("reset", &Group::reset, nb::arg("timeout"))
       .def(
@@ -159,6 +152,30 @@ void add_ep_group(nb::module_& m) {
           },
           nb::arg("rank"), nb::arg("timeout"))
       .def("close", &Group::close);
+}
+
+}  // namespace
+
+void add_ep_group(nb::module_& m) {
+  nb::class_<Group> group(m, "Group");
+  group
+      .def(
+          "__init__",
+          [](Group* where, nb::object options, uint32_t world, RankList local, bool cpu,
+             std::shared_ptr<symm::Exchange> exchange, double timeout) {
+            make_group(where, options,
+                       {world, std::move(local), cpu, std::move(exchange), timeout});
+          },
+          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
+          nb::arg("exchange").none(), nb::arg("timeout"))
+      .def_prop_ro("world", &Group::world)
+      .def_prop_ro("twin", &Group::twin)
+      .def_prop_ro("closed", &Group::closed)
+      .def_prop_ro("ranks", &ranks_of)
+      .def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); });
+  bind_calls(group);
+  bind_layouts(group);
+  bind_life(group);
 }
 
 }  // namespace crossdock::python
