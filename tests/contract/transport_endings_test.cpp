@@ -138,8 +138,8 @@ TEST_P(TransportEndings, SeverEndsEveryShardAndLaterPosts) {
   const TestMemory there = memory(kBytes);
   RemoteRegion& region = expose(there, *endpoint);
   TestSink sink;
-  // The transport stands in its first report until the cut is about to be made, so that much is left
-  // however busy the machine is.
+  // The transport stands in its first report until the cut is about to be made, so that much is
+  // left however busy the machine is.
   std::atomic<bool> cut{false}, go{false};
   const Deadline end = Deadline::in(seconds(20));
   sink.on_progress = [&](Shard&) {
