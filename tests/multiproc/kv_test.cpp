@@ -130,7 +130,8 @@ TEST_P(KvProcesses, ASenderKilledBeforeItOpenedDecodeIsLost) {
   const std::string error = decode->ask("wait 1 40000");
   EXPECT_THAT(error, StartsWith("error peer lost"));
   EXPECT_THAT(error, HasSubstr(mute->name()));
-  EXPECT_THAT(error, HasSubstr("layer 0 of 8"));
+  // It may die before decode has heard that the ticket came.
+  EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("layer 0 of 8"), HasSubstr("asking sender")));
   ASSERT_EQ(decode->ask("release 1"), "ok");
   EXPECT_EQ(decode->ask("wait_free 0"), "ok");
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -70,7 +69,7 @@ std::vector<std::string> worker_arguments(const Options& o) {
 
 void set_text(Event& event, std::string_view text) {
   const std::size_t length = std::min(text.size(), sizeof(event.text) - 1);
-  std::memcpy(event.text, text.data(), length);
+  text.copy(event.text, length);
   event.text[length] = '\0';
 }
 
