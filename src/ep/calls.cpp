@@ -13,10 +13,10 @@ u64 or_dense(u64 stride, u64 dense) {
   return stride == 0 ? dense : stride;
 }
 
-// Tickets a warp takes: whole tokens where there are many, parts of them where few tokens would
-// leave warps without work.
-u32 parts_per_ticket(u32 parts, u32 tokens, u32 warps) {
-  return tokens >= 8 * warps ? parts : 1;
+// Whether a warp takes whole tokens; where there are few it takes parts of them, so small that
+// every warp has two.
+bool whole_tokens(u32 tokens, u32 warps) {
+  return tokens >= 8 * warps;
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ Result<const Core::Variant*> Core::choose(const Tokens& t, u32 groups) const {
 
 Result<symm::LaunchShape> Core::shape(const symm::Rank& rank, u32 grid, StreamPtr stream,
                                       std::optional<cuda::Stream>& kept) const {
-  symm::LaunchShape shape{.grid = grid};
+  symm::LaunchShape shape{.grid = grid, .overlap = options_.overlap_launches};
   if (stream == nullptr || group_->backend() == symm::Backend::kCpu) return shape;
   kept.emplace(
       cuda::Stream::borrow(*rank.device().context(), static_cast<cuda::StreamHandle>(stream)));
@@ -85,8 +85,8 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
               .source_ends = slot.source_ends(),
               .sent_ends = slot.sent_ends(),
               .expert_counts = slot.expert_counts(),
-              .host_rows = slot.device_words,
-              .host_experts = slot.device_words + 1,
+              .host_rows = options_.host_counts ? slot.device_words : nullptr,
+              .host_experts = options_.host_counts ? slot.device_words + 1 : nullptr,
               .host_ticket = ++state->ticket};
   if (like != nullptr) {
     const Slot& earlier = *state->slots[like->slot];
@@ -118,11 +118,16 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   p.routes = state->slots[h.slot]->routes();
   p.input_offset = h.placement.input_offset;
   p.slot = h.placement.input_slot;
-  const device::EpCombineConfig config = combine_variant();
-  p.parts = device::EpParts::make(config.stage_bytes, options_.hidden * 2,
-                                  std::min(window_.world, options_.top_k));
+  p.source_ends = state->slots[h.slot]->source_ends();
+  const device::EpCombineConfig config = combine_variant(window_.pushes);
   const u32 blocks = combine_blocks_[h.rank];
-  p.parts.per_ticket = parts_per_ticket(p.parts.count, h.tokens.tokens, blocks * config.warps);
+  const u32 warps = (blocks - p.send_blocks) * config.warps;
+  const u32 tokens = std::max(h.tokens.tokens, 1u);
+  const bool whole = whole_tokens(tokens, warps);
+  p.parts = device::EpParts::make(config.stage_bytes, options_.hidden * 2,
+                                  std::min(window_.world, options_.top_k),
+                                  whole ? 1 : device::ceil_div(2 * warps, tokens));
+  if (!whole) p.parts.per_ticket = 1;
   std::optional<cuda::Stream> kept;
   const symm::Rank& rank = group_->rank(h.rank);
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));

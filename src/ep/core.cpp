@@ -76,10 +76,10 @@ Result<> Core::prepare_kernels(Deadline deadline) {
     CROSSDOCK_CHECK_OK(prepare_variant(shape_of(row_bytes, false, groups), deadline));
   if (options_.cast)
     CROSSDOCK_CHECK_OK(prepare_variant(shape_of(options_.hidden * 2, true, groups), deadline));
-  const device::EpCombineConfig combine = combine_variant();
+  const device::EpCombineConfig combine = combine_variant(window_.pushes);
   const symm::BlockShape block{.threads = combine.threads(),
                                .shared_bytes = device::ep_combine_shared(combine).bytes};
-  CROSSDOCK_TRY(kernel, launcher_->prepare(combine_kernel(), block, deadline));
+  CROSSDOCK_TRY(kernel, launcher_->prepare(combine_kernel(window_.pushes), block, deadline));
   combine_.emplace(std::move(kernel));
   CROSSDOCK_TRY(copy, launcher_->prepare(copy_rows_kernel(), {.threads = kCopyThreads}, deadline));
   copy_rows_.emplace(std::move(copy));
@@ -119,6 +119,11 @@ Result<> Core::prepare_rank(u32 r) {
   c.view = rank.view();
   c.areas = window_.areas;
   c.input = device::ep_input_layout(window_.capacity, options_.hidden * 2, options_.top_k);
+  c.staging = window_.staging;
+  c.send_blocks = send_blocks(options_, window_.world, combine_blocks_[r]);
+  if (window_.pushes)
+    c.send_parts =
+        device::EpParts::make(combine_variant(true).send_stage_bytes, options_.hidden * 2, 1);
   c.top_k = options_.top_k;
   c.state = d.state;
   for (u32 peer = 0; peer < window_.world; ++peer) {

@@ -15,6 +15,9 @@ namespace {
 // Waits for a word {ticket, value} that a kernel stores in host memory.
 Result<u32> wait_word(const Core& core, const u64* word, u32 ticket, const char* what,
                       Deadline deadline) {
+  if (!core.options().host_counts)
+    return invalid_argument(fmt::format(
+        "ep: {} are not told to the host: the group was made with host_counts = false", what));
   for (;;) {
     const u64 seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
     if (seen >> 32 == ticket) return static_cast<u32>(seen);

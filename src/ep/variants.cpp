@@ -24,21 +24,48 @@ using symm::Member;
 namespace {
 
 // In order of preference; measured on H200: rows of 7 KiB go best through eight warps with three
-// stages, rows of 14 KiB through six with two.
-constexpr std::array<EpDispatchConfig, 10> kDispatches = {{
+// stages, rows of 14 KiB through six with two. With a cast the warps compute too, and more of them
+// hide what each waits for.
+constexpr std::array<EpDispatchConfig, 12> kDispatches = {{
     {.dispatch_warps = 8, .stages = 3, .notify_warps = 2, .cast = false, .wide_ids = false},
     {.dispatch_warps = 6, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = false},
     {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = false},
-    {.dispatch_warps = 7, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = false},
-    {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = false},
+    {.dispatch_warps = 10, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = false},
+    {.dispatch_warps = 8, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = false},
+    {.dispatch_warps = 4, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = false},
     {.dispatch_warps = 8, .stages = 3, .notify_warps = 2, .cast = false, .wide_ids = true},
     {.dispatch_warps = 6, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = true},
     {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = true},
-    {.dispatch_warps = 7, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = true},
-    {.dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = true, .wide_ids = true},
+    {.dispatch_warps = 10, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = true},
+    {.dispatch_warps = 8, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = true},
+    {.dispatch_warps = 4, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = true},
 }};
 constexpr EpExpandRowsConfig kExpand{.warps = 8, .stages = 3, .stage_bytes = 7168};
-constexpr EpCombineConfig kCombine{.warps = 8, .stages = 2, .stage_bytes = 14336};
+constexpr EpCombineConfig kPull{.warps = 8,
+                                .stages = 2,
+                                .stage_bytes = 14336,
+                                .send_warps = 0,
+                                .send_stages = 0,
+                                .send_stage_bytes = 0,
+                                .send_notes = 0};
+constexpr EpCombineConfig kPush{.warps = 8,
+                                .stages = 2,
+                                .stage_bytes = 14336,
+                                .send_warps = 5,
+                                .send_stages = 3,
+                                .send_stage_bytes = 14336,
+                                .send_notes = 32};
+
+template <EpCombineConfig kConfig>
+KernelRef<EpCombineParams> combine() {
+  using C = EpCombineConfig;
+  return make_kernel<kConfig>(
+      KernelId::kEpCombine, "ep_combine", "EpCombineConfig", &kernel::ep_combine<kConfig>,
+      Member{"warps", &C::warps}, Member{"stages", &C::stages},
+      Member{"stage_bytes", &C::stage_bytes}, Member{"send_warps", &C::send_warps},
+      Member{"send_stages", &C::send_stages}, Member{"send_stage_bytes", &C::send_stage_bytes},
+      Member{"send_notes", &C::send_notes});
+}
 
 template <EpDispatchConfig kConfig>
 KernelRef<EpDispatchParams> dispatch() {
@@ -93,16 +120,12 @@ Result<KernelRef<EpDispatchParams>> dispatch_kernel(const EpDispatchConfig& conf
   return found;
 }
 
-EpCombineConfig combine_variant() {
-  return kCombine;
+EpCombineConfig combine_variant(bool pushes) {
+  return pushes ? kPush : kPull;
 }
 
-KernelRef<EpCombineParams> combine_kernel() {
-  using C = EpCombineConfig;
-  return make_kernel<kCombine>(KernelId::kEpCombine, "ep_combine", "EpCombineConfig",
-                               &kernel::ep_combine<kCombine>, Member{"warps", &C::warps},
-                               Member{"stages", &C::stages},
-                               Member{"stage_bytes", &C::stage_bytes});
+KernelRef<EpCombineParams> combine_kernel(bool pushes) {
+  return pushes ? combine<kPush>() : combine<kPull>();
 }
 
 KernelRef<EpGroupRowsParams> group_rows_kernel() {

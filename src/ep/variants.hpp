@@ -41,8 +41,8 @@ device::u32 dispatch_shared_bytes(const device::EpDispatchConfig& config,
 Result<symm::KernelRef<device::EpDispatchParams>> dispatch_kernel(
     const device::EpDispatchConfig& config);
 
-device::EpCombineConfig combine_variant();
-symm::KernelRef<device::EpCombineParams> combine_kernel();
+device::EpCombineConfig combine_variant(bool pushes);
+symm::KernelRef<device::EpCombineParams> combine_kernel(bool pushes);
 
 inline constexpr device::u32 kGroupThreads = 1024;
 inline constexpr device::u32 kReduceWarps = 8;

@@ -74,6 +74,16 @@ Result<> check_blocks(const char* what, const std::vector<u32>& blocks, u32 worl
                                           std::max(least, 1u), device::kEpMaxBlocks, max_tokens));
   return {};
 }
+Result<> check_senders(const Options& o, const std::vector<u32>& blocks, u32 world) {
+  if (!combine_pushes(o, world)) return {};
+  for (const u32 n : blocks)
+    if (n < 2 || o.combine_send_sms >= n)
+      return invalid_argument(
+          fmt::format("ep: combine_sms = {} by push must be at least 2, and more than "
+                      "combine_send_sms = {}: some send, the others add up",
+                      n, o.combine_send_sms));
+  return {};
+}
 std::vector<u32> blocks_of(const std::vector<u32>& each, u32 all, u32 world) {
   return each.empty() ? std::vector<u32>(world, all) : each;
 }
@@ -88,8 +98,22 @@ std::vector<u32> dispatch_blocks(const Options& options, u32 world) {
   return blocks_of(options.dispatch_sms_of, all, world);
 }
 std::vector<u32> combine_blocks(const Options& options, u32 world) {
-  const u32 all = options.combine_sms != 0 ? options.combine_sms : default_combine_sms(world);
+  const u32 usual = default_combine_sms(world) * (options.combine == CombineBy::kPush ? 2 : 1);
+  const u32 all = options.combine_sms != 0 ? options.combine_sms : usual;
   return blocks_of(options.combine_sms_of, all, world);
+}
+bool combine_pushes(const Options& options, u32 world) {
+  if (world < 2 || options.combine == CombineBy::kPull) return false;
+  if (options.combine == CombineBy::kPush) return true;
+  const auto blocks = combine_blocks(options, world);
+  return world >= 4 && options.max_tokens >= 1024 &&
+         std::all_of(blocks.begin(), blocks.end(), [](u32 n) { return n >= 16; });
+}
+u32 send_blocks(const Options& options, u32 world, u32 blocks) {
+  if (!combine_pushes(options, world)) return 0;
+  if (options.combine_send_sms != 0) return options.combine_send_sms;
+  // A row of another rank's token is sent once, and every row is added once.
+  return std::clamp(blocks * (world - 1) / (2 * world - 1), 1u, blocks - 1);
 }
 
 Result<Window> make_window(const Options& options, u32 world) {
@@ -103,7 +127,9 @@ Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_rows(options, window.row_bytes, window.scale_bytes));
   const auto blocks = dispatch_blocks(options, world);
   CROSSDOCK_CHECK_OK(check_blocks("dispatch", blocks, world, options.max_tokens));
-  CROSSDOCK_CHECK_OK(check_blocks("combine", combine_blocks(options, world), world, 1));
+  const auto combines = combine_blocks(options, world);
+  CROSSDOCK_CHECK_OK(check_blocks("combine", combines, world, 1));
+  CROSSDOCK_CHECK_OK(check_senders(options, combines, world));
   window.areas = device::add_ep(window.layout, world, options.experts,
                                 *std::max_element(blocks.begin(), blocks.end()));
   window.control_bytes = window.layout.bytes;
@@ -115,6 +141,11 @@ Result<Window> make_window(const Options& options, u32 world) {
                             .bytes;
   window.input_bytes =
       device::ep_input_layout(window.capacity, options.hidden * 2, options.top_k).bytes;
+  window.pushes = combine_pushes(options, world);
+  if (window.pushes)
+    window.staging =
+        device::add_ep_staging(window.layout, world, options.max_tokens, options.hidden * 2);
+  window.staging_bytes = window.layout.bytes - window.control_bytes;
   window.slots = options.slots;
   const u64 all = u64{options.slots} + (options.fall_back ? 1 : 0);
   window.outputs = window.layout.add("ep.slots.rows", all * window.output_bytes);
@@ -148,6 +179,7 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   out.capacity = window.capacity;
   out.rows_bytes = window.output_bytes;
   out.input_bytes = window.input_bytes;
+  out.staging_bytes = window.staging_bytes;
   out.control_bytes = window.control_bytes;
   out.window_bytes = window.layout.bytes;
   out.user_bytes = options.user_bytes;

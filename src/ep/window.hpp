@@ -26,8 +26,11 @@ struct Window {
   u64 inputs = 0;        // offset of the first slot's expert outputs
   u64 input_bytes = 0;   // of a slot
   u64 control_bytes = 0;
-  u32 slots = 0;  // in the window, without the transit, which comes after them
-  u64 user = 0;   // offset of the caller's memory
+  u32 slots = 0;        // in the window, without the transit, which comes after them
+  u64 user = 0;         // offset of the caller's memory
+  bool pushes = false;  // combine
+  device::EpStaging staging{};
+  u64 staging_bytes = 0;
 
   [[nodiscard]] u64 output(u32 slot) const { return outputs + slot * output_bytes; }
   [[nodiscard]] u64 input(u32 slot) const { return inputs + slot * input_bytes; }
@@ -36,6 +39,9 @@ struct Window {
 // Blocks of each rank.
 std::vector<u32> dispatch_blocks(const Options& options, u32 world);
 std::vector<u32> combine_blocks(const Options& options, u32 world);
+// Whether rows of combine are pushed, and by how many of a rank's `blocks`.
+bool combine_pushes(const Options& options, u32 world);
+u32 send_blocks(const Options& options, u32 world, u32 blocks);
 
 // Checks the options; kInvalidArgument names rule, value and fix.
 Result<Window> make_window(const Options& options, u32 world);

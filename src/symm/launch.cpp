@@ -89,6 +89,7 @@ Result<> Launcher::launch_twin(const Rank& rank, const Names& names, const Launc
                                       .grid = shape.grid,
                                       .block = names.block.threads,
                                       .shared_bytes = names.block.shared_bytes,
+                                      .overlap = shape.overlap,
                                       .name = names.kernel},
                                      std::move(body));
 }
@@ -111,7 +112,8 @@ Result<> Launcher::launch_gpu(const Rank& rank, const Names& names, const Launch
                                          {.grid = {shape.grid},
                                           .block = {names.block.threads},
                                           .dynamic_shared_bytes = names.block.shared_bytes,
-                                          .cooperative = shape.resident},
+                                          .cooperative = shape.resident,
+                                          .programmatic_serialization = shape.overlap},
                                          std::span<void*>(&params, 1));
 }
 

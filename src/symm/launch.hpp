@@ -39,6 +39,9 @@ struct LaunchShape {
   // Blocks wait for each other, so all of them have to be resident at once: a grid that cannot be
   // is refused, and the GPU starts all blocks or none.
   bool resident = false;
+  // The kernel may start while the one before it in the stream still runs, and waits for it by
+  // itself (grid_dependency_wait) before it touches global memory; the twin checks that it does.
+  bool overlap = false;
   int stream = 0;  // which of the rank's streams; 0 is that of its RankDevice
   // GPU: a stream of the caller on the rank's GPU instead of one of the rank's own.
   const cuda::Stream* gpu_stream = nullptr;

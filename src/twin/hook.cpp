@@ -24,6 +24,11 @@ std::uint32_t Here::shared_offset(const void* p, std::size_t bytes, const char* 
 }
 
 void Here::check_global(const void* p, std::size_t bytes, const char* what) {
+  if (!fiber.may_touch_global)
+    violation("dependency",
+              fmt::format("{} of {} bytes at {} before grid_dependency_wait: on the GPU the kernel "
+                          "before this one may still run",
+                          what, bytes, p));
   if (runtime.space().owner(p, bytes) >= 0) return;
   const AddressSpace& space = runtime.space();
   if (space.in_heaps(p)) {
@@ -102,9 +107,11 @@ void spin(const char* what, Site site) {
 }
 
 // Kernels of a stream start when the one before has ended, so what a dependent kernel waits for has
-// always happened.
+// always happened; check_global finds those that would not have waited.
 void grid_dependency_wait(Site site) {
-  Here(site).preempt();
+  Here here(site);
+  here.fiber.may_touch_global = true;
+  here.preempt();
 }
 void grid_dependency_launch(Site site) {
   Here(site).preempt();

@@ -47,6 +47,9 @@ struct LaunchConfig {
   std::uint32_t grid = 1;
   std::uint32_t block = 32;
   std::size_t shared_bytes = 0;
+  // On the GPU it may start before the kernel ahead of it has ended: a thread that touches global
+  // memory before it has called grid_dependency_wait breaks a rule.
+  bool overlap = false;
   const char* name = "kernel";  // appears in reports; a literal
 };
 

@@ -84,6 +84,7 @@ void Runtime::start_thread(Stream& stream, Cta& cta, std::uint32_t index) {
                   static_cast<std::uint32_t>(cta.rank)};
   fiber.stack = stream.stacks + slot * options_.stack_bytes;
   fiber.state = FiberState::kReady;
+  fiber.may_touch_global = !cta.kernel->config.overlap;
   memory_.start_thread(fiber);
   asan::unpoison(fiber.stack, options_.stack_bytes);
   // Stacks that all end at one offset in a page would share cache sets: spread them by cache lines.

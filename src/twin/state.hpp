@@ -81,6 +81,7 @@ struct alignas(64) Fiber {
   std::uint32_t lane = 0;
   FiberState state = FiberState::kDone;
   bool waits_for_async = false;
+  bool may_touch_global = true;  // false: launched to overlap, and has not waited yet
   bool has_fence_views = false;
   std::uint32_t ticket = 0;  // a parked fiber's current park; 0: not parked
   std::uint32_t next_ticket = 0;

@@ -26,6 +26,8 @@ enum class EpBug {
   kRoutesNotReleased,   // routes published before they can be seen
   kNoSharedProxyFence,  // the cast's result stored before the async proxy sees it
   kNoStageWait,         // a stage used before it has landed
+  kNoFlagFence,         // by push: flags raised before the rows can be seen
+  kNoFlagWait,          // by push: rows added up before they have come
 };
 inline EpBug g_bug = EpBug::kNone;
 
@@ -41,6 +43,9 @@ inline bool left_out(EpBug bug) {
 inline void maybe_signal_counter(u32* counter, u32 n) {
   if (left_out(EpBug::kArrivalNotReleased)) return ptx::red_add_relaxed_sys(counter, n);
   signal_counter(counter, n);
+}
+inline bool maybe_wait_flag(const LaunchCommon& c, const u32* flag, u32 epoch, u32 peer) {
+  return left_out(EpBug::kNoFlagWait) || wait_flag(c, flag, epoch, peer);
 }
 inline bool maybe_wait_stage(const LaunchCommon& c, ptx::MBarrier* barrier, u32 parity) {
   return left_out(EpBug::kNoStageWait) || wait_stage(c, barrier, parity);
@@ -62,6 +67,9 @@ inline void maybe_st_release_gpu(u32* p, u32 v) {
   if (left_out(EpBug::kRoutesNotReleased)) return st_relaxed_gpu(p, v);
   st_release_gpu(p, v);
 }
+inline void maybe_fence_acq_rel_sys() {
+  if (!left_out(EpBug::kNoFlagFence)) fence_acq_rel_sys();
+}
 inline void maybe_fence_proxy_async_shared() {
   if (!left_out(EpBug::kNoSharedProxyFence)) fence_proxy_async_shared();
 }
@@ -74,6 +82,8 @@ inline void maybe_fence_proxy_async_shared() {
 #define bulk_wait_read maybe_bulk_wait_read
 #define sync_warp maybe_sync_warp
 #define st_release_gpu maybe_st_release_gpu
+#define wait_flag maybe_wait_flag
+#define fence_acq_rel_sys maybe_fence_acq_rel_sys
 #define fence_proxy_async_shared maybe_fence_proxy_async_shared
 #include "ep_rounds.hpp"
 #undef signal_counter
@@ -83,6 +93,8 @@ inline void maybe_fence_proxy_async_shared() {
 #undef sync_warp
 #undef st_release_gpu
 #undef fence_proxy_async_shared
+#undef fence_acq_rel_sys
+#undef wait_flag
 
 namespace crossdock::testing {
 namespace {
@@ -120,7 +132,9 @@ void dispatch_and_read(const EpCase& c, u64 seed) {
   }
 }
 void plain_dispatch(u64 seed) {
-  dispatch_and_read<kPlain>({.world = 3, .max_tokens = 40, .row_bytes = 64}, seed);
+  // Scales of single words: many stores that a release has to wait for.
+  dispatch_and_read<kPlain>({.world = 3, .max_tokens = 72, .row_bytes = 64, .scale_bytes = 60},
+                            seed);
 }
 void cast_dispatch(u64 seed) {
   dispatch_and_read<kCast>({.world = 2, .max_tokens = 14, .row_bytes = 512, .cast = true}, seed);
@@ -128,6 +142,11 @@ void cast_dispatch(u64 seed) {
 void rounds(u64 seed) {
   Rounds r({.world = 3, .max_tokens = 12, .row_bytes = 16});
   r.run_and_check(static_cast<u32>(seed), 0);
+}
+
+void push_rounds(u64 seed) {
+  Rounds r({.world = 3, .max_tokens = 20, .row_bytes = 16, .combine_bytes = 112});
+  r.run_and_check<kPush>(static_cast<u32>(seed), 0);
 }
 
 using Scenario = void (*)(u64 seed);
@@ -174,11 +193,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Planted{"routes_not_released", EpBug::kRoutesNotReleased, plain_dispatch},
                       Planted{"no_stage_wait", EpBug::kNoStageWait, plain_dispatch},
                       Planted{"no_shared_proxy_fence", EpBug::kNoSharedProxyFence, cast_dispatch},
-                      Planted{"no_stage_wait_in_combine", EpBug::kNoStageWait, rounds}),
+                      Planted{"no_stage_wait_in_combine", EpBug::kNoStageWait, rounds},
+                      Planted{"no_bulk_wait_in_push", EpBug::kNoBulkWait, push_rounds},
+                      Planted{"no_bulk_wait_read_in_push", EpBug::kNoBulkWaitRead, push_rounds},
+                      Planted{"no_stage_wait_in_push", EpBug::kNoStageWait, push_rounds},
+                      Planted{"no_flag_fence", EpBug::kNoFlagFence, push_rounds},
+                      Planted{"no_flag_wait", EpBug::kNoFlagWait, push_rounds}),
     [](const auto& given) { return std::string(given.param.name); });
 
 TEST(EpMutationControl, WithoutABugAllSeedsPass) {
-  for (const Scenario run : {plain_dispatch, cast_dispatch, rounds})
+  for (const Scenario run : {plain_dispatch, cast_dispatch, rounds, push_rounds})
     for (u64 seed = 1; seed <= 16; ++seed)
       ASSERT_EQ(failure_of(run, EpBug::kNone, seed), "") << "seed " << seed;
 }

@@ -20,9 +20,17 @@ inline constexpr EpDispatchConfig kPlain{
 inline constexpr EpDispatchConfig kWide{
     .dispatch_warps = 3, .stages = 2, .notify_warps = 2, .cast = false, .wide_ids = true};
 inline constexpr EpDispatchConfig kCast{
-    .dispatch_warps = 2, .stages = 2, .notify_warps = 1, .cast = true, .wide_ids = false};
+    .dispatch_warps = 2, .stages = 1, .notify_warps = 1, .cast = true, .wide_ids = false};
 
 inline constexpr EpCombineConfig kPull{.warps = 2, .stages = 2, .stage_bytes = 256};
+// Few stages of small parts, so that rings and stages come round.
+inline constexpr EpCombineConfig kPush{.warps = 2,
+                                       .stages = 2,
+                                       .stage_bytes = 256,
+                                       .send_warps = 2,
+                                       .send_stages = 3,
+                                       .send_stage_bytes = 64,
+                                       .send_notes = 5};
 
 // In place of the experts: a row of known values for every row that has arrived. One block.
 struct EpExpertsParams {
@@ -112,7 +120,7 @@ class EpRig {
     const u32 shared =
         ep_dispatch_shared(kConfig, p.input.row_bytes, case_.world, case_.experts, p.tokens.groups)
             .bytes;
-    ranks_.launch(rank, {p.tokens.blocks, kConfig.threads(), shared, "ep_dispatch"},
+    ranks_.launch(rank, {p.tokens.blocks, kConfig.threads(), shared, "ep_dispatch", true},
                   kernel::ep_dispatch<kConfig>, p);
   }
   template <EpDispatchConfig kConfig>
@@ -140,10 +148,15 @@ class EpRig {
     EpCombineParams p = combined(rank, turn);
     p.tokens = params(rank, turn).tokens;
     p.output.rows = rows;
-    ranks_.launch(
-        rank,
-        {case_.blocks_of(rank), kConfig.threads(), ep_combine_shared(kConfig).bytes, "ep_combine"},
-        kernel::ep_combine<kConfig>, p);
+    if (!case_.combine_weights) p.output.weights = nullptr;
+    const u32 more = kConfig.pushes() ? 1 : 0;  // a block that sends
+    const u32 blocks = case_.blocks_of(rank) + more;
+    p.send_blocks = case_.world == 1 ? 0 : more * (blocks / 2);
+    for (u32 peer = 0; peer < case_.world; ++peer)
+      p.source_blocks[peer] = static_cast<u8>(case_.blocks_of(peer) + more);
+    ranks_.launch(rank,
+                  {blocks, kConfig.threads(), ep_combine_shared(kConfig).bytes, "ep_combine", true},
+                  kernel::ep_combine<kConfig>, p);
   }
   // What a reset of the group does.
   void reset() {
@@ -161,6 +174,7 @@ class EpRig {
     outputs_ = window.add("outputs", kTurns * case_.output().bytes);
     input_ = ep_input_layout(case_.world * case_.max_tokens, case_.combine_bytes, case_.top_k);
     inputs_ = window.add("inputs", kTurns * input_.bytes);
+    staging_ = add_ep_staging(window, case_.world, case_.max_tokens, case_.combine_bytes);
     return window;
   }
   EpDispatchParams make(u32 rank, u32 turn) {
@@ -208,6 +222,9 @@ class EpRig {
     p.input_offset = inputs_ + turn * input_.bytes;
     p.parts =
         EpParts::make(kPull.stage_bytes, case_.combine_bytes, min_of(case_.world, case_.top_k));
+    p.staging = staging_;
+    p.send_parts = EpParts::make(kPush.send_stage_bytes, case_.combine_bytes, 1);
+    p.source_ends = params(rank, turn).result.source_ends;
     p.output.row_stride = case_.combine_bytes;
     for (u32 which = 0; which < case_.biases; ++which) {
       auto* bias = ranks_.local<u16>(rank, values);
@@ -221,14 +238,13 @@ class EpRig {
     p.top_k = case_.top_k;
     p.slot = turn;
     p.state = state_[rank];
-    for (u32 peer = 0; peer < case_.world; ++peer)
-      p.source_blocks[peer] = static_cast<u8>(case_.blocks_of(peer));
     return p;
   }
   EpCase case_;
   EpAreas areas_{};
   u64 outputs_ = 0;
   EpInputLayout input_{};
+  EpStaging staging_{};
   u64 inputs_ = 0;
   Ranks ranks_;
   std::vector<EpState*> state_;

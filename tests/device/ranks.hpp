@@ -115,6 +115,7 @@ class Ranks {
     u32 block = 32;
     u32 shared_bytes = 0;
     const char* name = "kernel";
+    bool overlap = false;
   };
   template <class Params>
   void launch(u32 rank, const Shape& shape, void (*kernel)(const Params&), const Params& params) {
@@ -124,6 +125,7 @@ class Ranks {
     config.block = shape.block;
     config.shared_bytes = shape.shared_bytes;
     config.name = shape.name;
+    config.overlap = shape.overlap;
     auto done = twin_->launch(config, kernel, params);
     if (!done.ok()) ADD_FAILURE() << done.error().describe();
   }

@@ -34,10 +34,15 @@ struct EpCase {
   bool wide_ids = false;
   bool weights = true;
   u32 combine_bytes = 64;  // of a row of expert outputs
+  bool combine_weights = true;
   u32 biases = 0;
   EpRoutingKind routing = EpRoutingKind::kRandom;
   std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
   std::vector<u32> blocks = {};  // of each rank; empty: two
+  // Through the API:
+  bool push = false;  // combine
+  bool overlap = false;
+  bool host_counts = true;
 
   [[nodiscard]] u32 tokens_of(u32 rank) const {
     if (!tokens.empty()) return tokens[rank % tokens.size()];

@@ -54,9 +54,16 @@ Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t t
       (tokens == options.tokens.front() ? "" : fmt::format("_{}tokens", tokens)) +
       (sms == options.sms.front() ? "" : fmt::format("_{}sm", sms));
   CROSSDOCK_TRY(ranks, ranks_of(options, gpus, suffix));
-  CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, tokens, sms));
+  {
+    CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, {tokens, sms}));
+    CROSSDOCK_CHECK_OK(rig.verify(deadline));
+    CROSSDOCK_CHECK_OK(measure_ep(rig, options, suffix, figures, deadline));
+  }
+  if (!options.push || ranks.world < 2 || sms == 1) return {};
+  CROSSDOCK_TRY(others, ranks_of(options, gpus, suffix + "_push"));
+  CROSSDOCK_TRY(rig, EpBenchRig::create(options, others, {tokens, sms, true}));
   CROSSDOCK_CHECK_OK(rig.verify(deadline));
-  return measure_ep(rig, options, suffix, figures, deadline);
+  return measure_push(rig, options, suffix, figures, deadline);
 }
 
 // What was measured before something failed is reported too.
@@ -73,6 +80,8 @@ Result<> measure(const EpBench& options, FigureReport& report) {
   report.facts.emplace_back("experts", std::to_string(options.experts));
   report.facts.emplace_back("top_k", std::to_string(options.top_k));
   report.facts.emplace_back("routing", options.skewed ? "zipf" : "even");
+  report.facts.emplace_back("overlap", options.overlap ? "yes" : "no");
+  report.facts.emplace_back("host_counts", options.host_counts ? "yes" : "no");
   const std::uint32_t sms = options.sms.front();
   report.facts.emplace_back("dispatch_sms",
                             std::to_string(sms != 0 ? sms : ep::default_dispatch_sms(world)));
@@ -93,8 +102,10 @@ Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
   small.top_k = 4;
   const std::uint32_t world = options.world > 0 ? options.world : kTwinWorld;
   const symm::GroupOptions ranks{.world = world, .backend = symm::Backend::kCpu};
-  CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, 40, 2));
-  CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
+  for (const bool push : {false, true}) {
+    CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, {40, 2, push}));
+    CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
+  }
   report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"data", "right"}};
   return {};
 }
@@ -128,6 +139,10 @@ void add_ep(CLI::App& group) {
   sub->add_option("--sms", options->sms,
                   "multiprocessors of a call, e.g. 12 8 16; 0: the library's choice");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
+  sub->add_flag("--push", options->push, "combine by push too, on the same SMs");
+  sub->add_flag("--overlap", options->overlap, "launches that overlap the one before them");
+  sub->add_flag("!--no-host-counts", options->host_counts,
+                "numbers of rows are not told to the host");
   sub->add_option("--repeat", options->repeat, "runs; the median counts")
       ->check(CLI::Range(1, 1000));
   add_duration(*sub, "--timeout", options->timeout, "when to give up");

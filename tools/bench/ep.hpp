@@ -28,7 +28,10 @@ struct EpBench {
   std::uint32_t top_k = 8;
   // 0: the library's choice. The first gives the figures their plain names.
   std::vector<std::uint32_t> sms = {0, 8, 16, 24};
-  bool skewed = false;  // choices by a Zipf law instead of evenly
+  bool skewed = false;   // choices by a Zipf law instead of evenly
+  bool push = false;     // combine by push too
+  bool overlap = false;  // Options::overlap_launches
+  bool host_counts = true;
   std::uint32_t repeat = 5;
   std::chrono::nanoseconds timeout = std::chrono::seconds(240);
   FigureOutput output = {};
@@ -48,8 +51,13 @@ struct EpTokensOfRank {
 // One group with tokens in place, for one number of tokens and of SMs.
 class EpBenchRig {
  public:
+  struct Shape {
+    std::uint32_t tokens = 0;
+    std::uint32_t sms = 0;
+    bool push = false;
+  };
   static Result<EpBenchRig> create(const EpBench& options, const symm::GroupOptions& ranks,
-                                   std::uint32_t tokens, std::uint32_t sms);
+                                   const Shape& shape);
 
   [[nodiscard]] ep::Group& group() { return group_; }
   [[nodiscard]] symm::Rank& rank(std::uint32_t r) { return group_.core().group().rank(r); }
@@ -73,6 +81,7 @@ class EpBenchRig {
   [[nodiscard]] bool goes_to(std::uint32_t source, std::uint32_t token,
                              std::uint32_t destination) const;
   Result<> upload_all(Deadline deadline);
+  Result<std::uint32_t> rows_of(const ep::Handle& handle, Deadline deadline);
   Result<> check_rows(const ep::Handle& handle, EpPayload payload, Deadline deadline);
   Result<> give_back(const ep::Handle& handle, Deadline deadline);
   Result<> check_combined(std::uint32_t r, Deadline deadline);
@@ -87,5 +96,8 @@ class EpBenchRig {
 // Times on GPUs. `suffix` is appended to the names: "_8sm".
 Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                     std::vector<Figure>& figures, Deadline deadline);
+// Of a rig that pushes: combine alone, as "combine_push_bf16".
+Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                      std::vector<Figure>& figures, Deadline deadline);
 
 }  // namespace crossdock::tools::bench

@@ -123,15 +123,19 @@ const char* name_of(EpPayload payload) {
 }
 
 Result<EpBenchRig> EpBenchRig::create(const EpBench& options, const symm::GroupOptions& ranks,
-                                      u32 tokens, u32 sms) {
+                                      const Shape& shape) {
+  const u32 tokens = shape.tokens;
   ep::GroupOptions group_options{.ranks = ranks};
   group_options.ep.experts = options.experts;
   group_options.ep.top_k = options.top_k;
   group_options.ep.max_tokens = tokens;
   group_options.ep.hidden = options.hidden;
   group_options.ep.scale_bytes = options.hidden / kScaleGroup * 4;
-  group_options.ep.dispatch_sms = sms;
-  group_options.ep.combine_sms = sms;
+  group_options.ep.dispatch_sms = shape.sms;
+  group_options.ep.combine_sms = shape.sms;
+  group_options.ep.combine = shape.push ? ep::CombineBy::kPush : ep::CombineBy::kPull;
+  group_options.ep.overlap_launches = options.overlap;
+  group_options.ep.host_counts = options.host_counts;
   group_options.ep.wait = std::chrono::seconds(20);  // a peer may still be loading its kernels
   CROSSDOCK_TRY(group, ep::Group::create(group_options));
   EpBenchRig rig(options, std::move(group), tokens);
@@ -213,10 +217,16 @@ double EpBenchRig::received_bytes(EpPayload payload, bool off_rank) const {
   return row * static_cast<double>(rows) / world;
 }
 
+Result<u32> EpBenchRig::rows_of(const ep::Handle& handle, Deadline deadline) {
+  CROSSDOCK_TRY(ends, symm::download(rank(handle.rank()), handle.received().source_ends,
+                                     all_.size(), deadline));
+  return ends.back();
+}
+
 Result<> EpBenchRig::check_rows(const ep::Handle& handle, EpPayload payload, Deadline deadline) {
   const u32 r = handle.rank();
   const ep::Received& got = handle.received();
-  CROSSDOCK_TRY(rows, handle.rows(deadline));
+  CROSSDOCK_TRY(rows, rows_of(handle, deadline));
   CROSSDOCK_TRY(data, symm::download(rank(r), static_cast<const u8*>(got.rows),
                                      u64{rows} * got.row_bytes, deadline));
   CROSSDOCK_TRY(scales, symm::download(rank(r), static_cast<const u8*>(got.scales),
@@ -249,7 +259,7 @@ Result<> EpBenchRig::check_rows(const ep::Handle& handle, EpPayload payload, Dea
 Result<> EpBenchRig::give_back(const ep::Handle& handle, Deadline deadline) {
   symm::Rank& on = rank(handle.rank());
   const ep::Received& got = handle.received();
-  CROSSDOCK_TRY(rows, handle.rows(deadline));
+  CROSSDOCK_TRY(rows, rows_of(handle, deadline));
   CROSSDOCK_TRY(data, symm::download(on, static_cast<const u8*>(got.rows),
                                      u64{rows} * got.row_bytes, deadline));
   return symm::upload(on, static_cast<u8*>(handle.expert_input().rows), data, deadline);

@@ -91,7 +91,7 @@ struct Bytes {
 };
 void add_period(std::vector<Figure>& figures, const std::string& operation,
                 const std::string& suffix, double us, const Bytes& bytes, bool compare) {
-  const bool pull = operation.starts_with("combine");
+  const bool pull = operation == "combine_bf16";
   Figure time{.name = operation + "_us" + suffix, .value = us, .unit = "us"};
   time.references.push_back({pull ? "pull of 4 x H200" : "push of 4 x H200",
                              bytes.off_rank / (pull ? kPullWire : kPushWire) / 1e3});
@@ -107,6 +107,36 @@ void add_period(std::vector<Figure>& figures, const std::string& operation,
   figures.push_back({.name = operation + "_off_rank" + suffix,
                      .value = bytes.off_rank / us / 1e3,
                      .unit = "GB/s"});
+}
+
+bool is_compared(EpBenchRig& rig, const EpBench& options, const std::string& suffix) {
+  return rig.group().world() == 4 && rig.count() == 4096 && !options.skewed &&
+         options.hidden == 7168 && options.top_k == 8 && options.experts == 256 && suffix.empty();
+}
+Timer timer_of(EpBenchRig& rig, const EpBench& options, Deadline deadline) {
+  const bool many = rig.count() > 1000;
+  return {rig, many ? 10u : 100u, many ? 5u : 4u, options.repeat, deadline};
+}
+
+Result<> measure_combine(EpBenchRig& rig, const EpBench& options, const std::string& name,
+                         const std::string& suffix, std::vector<Figure>& figures,
+                         Deadline deadline) {
+  std::vector<ep::Handle> handles;
+  for (const u32 r : rig.group().local_ranks()) {
+    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kBf16)));
+    handles.push_back(std::move(handle));
+  }
+  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
+  CROSSDOCK_TRY(us, timer_of(rig, options, deadline).period_us([&](u32 r) {
+    const auto of_rank = std::find_if(handles.begin(), handles.end(),
+                                      [&](const ep::Handle& h) { return h.rank() == r; });
+    return rig.group().combine(*of_rank, rig.combined(r));
+  }));
+  add_period(
+      figures, name, suffix, us,
+      {rig.received_bytes(EpPayload::kBf16, false), rig.received_bytes(EpPayload::kBf16, true)},
+      is_compared(rig, options, suffix));
+  return {};
 }
 
 // The host's time for one dispatch call, launches included, while the GPU lags behind.
@@ -126,11 +156,8 @@ Result<double> host_us(EpBenchRig& rig, Deadline deadline) {
 
 Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                     std::vector<Figure>& figures, Deadline deadline) {
-  const bool many = rig.count() > 1000;
-  Timer timer{rig, many ? 10u : 100u, many ? 5u : 4u, options.repeat, deadline};
-  const bool compare = rig.group().world() == 4 && rig.count() == 4096 && !options.skewed &&
-                       options.hidden == 7168 && options.top_k == 8 && options.experts == 256 &&
-                       suffix.empty();
+  Timer timer = timer_of(rig, options, deadline);
+  const bool compare = is_compared(rig, options, suffix);
   for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16}) {
     CROSSDOCK_TRY(us, timer.period_us([&](u32 r) -> Result<> {
       CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, payload)));
@@ -139,25 +166,15 @@ Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& 
     add_period(figures, fmt::format("dispatch_{}", name_of(payload)), suffix, us,
                {rig.received_bytes(payload, false), rig.received_bytes(payload, true)}, compare);
   }
-  std::vector<ep::Handle> handles;
-  for (const u32 r : rig.group().local_ranks()) {
-    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kBf16)));
-    handles.push_back(std::move(handle));
-  }
-  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
-  CROSSDOCK_TRY(us, timer.period_us([&](u32 r) {
-    const auto of_rank = std::find_if(handles.begin(), handles.end(),
-                                      [&](const ep::Handle& h) { return h.rank() == r; });
-    return rig.group().combine(*of_rank, rig.combined(r));
-  }));
-  add_period(
-      figures, "combine_bf16", suffix, us,
-      {rig.received_bytes(EpPayload::kBf16, false), rig.received_bytes(EpPayload::kBf16, true)},
-      compare);
-  handles.clear();
+  CROSSDOCK_CHECK_OK(measure_combine(rig, options, "combine_bf16", suffix, figures, deadline));
   CROSSDOCK_TRY(host, host_us(rig, deadline));
   figures.push_back({.name = "dispatch_call_us" + suffix, .value = host, .unit = "us", .aim = 8});
   return {};
+}
+
+Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                      std::vector<Figure>& figures, Deadline deadline) {
+  return measure_combine(rig, options, "combine_push_bf16", suffix, figures, deadline);
 }
 
 }  // namespace crossdock::tools::bench

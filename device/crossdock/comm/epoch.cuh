@@ -38,6 +38,19 @@ CROSSDOCK_DEVICE u32 enter_epoch(EpochState* state CROSSDOCK_SITE) {
   return epoch;
 }
 
+// A flag is an epoch alone: what was written for it is there. Stored relaxed after a fence at
+// system scope, which may serve many flags at once.
+CROSSDOCK_DEVICE bool look_at_flag(const u32* flag, u32 epoch CROSSDOCK_SITE) {
+  return ptx::ld_acquire_sys(flag CROSSDOCK_PASS_SITE) == epoch;
+}
+CROSSDOCK_DEVICE bool wait_flag(const LaunchCommon& c, const u32* flag, u32 epoch,
+                                u32 peer CROSSDOCK_SITE) {
+  return wait_until(
+      c, Expected{Phase::kRowFlag, peer, epoch},
+      [&] { return u64{ptx::ld_acquire_sys(flag CROSSDOCK_PASS_SITE)}; },
+      [&](u64 seen) { return static_cast<u32>(seen) == epoch; } CROSSDOCK_PASS_SITE);
+}
+
 CROSSDOCK_HOST_DEVICE constexpr u64 epoch_word(u32 epoch, u32 value) {
   return u64{epoch} << 32 | value;
 }

@@ -9,9 +9,9 @@
 //   all other waits of this rank
 //     poll, see abort != 0, return false
 //
-// A wait for another part of the same rank (grid sync, stage) has kInnerDeadlines times the
-// deadline: what it waits for may itself be waiting for a peer, and that wait should end first and
-// be recorded.
+// A wait for another part of the same rank (grid sync, stage), or for a row that a peer sends when
+// others let it, has kInnerDeadlines times the deadline: what it waits for may itself be waiting
+// for a peer, and that wait should end first and be recorded.
 //
 // The outcome of a wait belongs to the thread that waited. Threads that go on together first agree
 // on it (`ThreadGroup::any`, `ptx::any`), so that all of them leave or none: nobody is left at a
@@ -66,7 +66,8 @@ inline constexpr u32 kTurnsPerCheck = CROSSDOCK_ON_GPU ? 32 : 1;
 
 inline constexpr u32 kInnerDeadlines = 4;
 CROSSDOCK_DEVICE u64 deadline_of(const LaunchCommon& c, Phase phase) {
-  const bool inner = phase == Phase::kGridSync || phase == Phase::kStage;
+  const bool inner =
+      phase == Phase::kGridSync || phase == Phase::kStage || phase == Phase::kRowFlag;
   return inner ? c.deadline_ns * kInnerDeadlines : c.deadline_ns;
 }
 

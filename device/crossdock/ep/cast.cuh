@@ -1,11 +1,16 @@
-// The FP8 cast of ep_dispatch: a row of bf16 in shared memory becomes e4m3 in place, with one fp32
-// scale per 128 values behind the row. By a whole warp, after the row has been loaded; the caller
-// fences (fence_proxy_async_shared, sync_warp) before bulk stores read the result.
+// The FP8 cast of ep_dispatch: a row of bf16 in shared memory becomes a row of e4m3 elsewhere in
+// shared memory, with one fp32 scale per 128 values behind it. By a whole warp, after the row has
+// been loaded; the caller fences (fence_proxy_async_shared, sync_warp) before bulk stores read the
+// result.
 //
 //   scale = max(|group|, 1e-4) / 448, value = e4m3(x * (448 / max(|group|, 1e-4)))
 //
-// In place is safe: a turn of the warp reads 1024 bytes and writes 512, and the values written lie
-// below everything that later turns read; turns taken together are all read before one is written.
+// A turn of the warp is 512 values: 8 lanes have a group, each 8 values of its first and 8 of its
+// second half, so that neither loads nor stores meet in a bank. Seven turns (half a row of 7168)
+// are taken at once: all loads go out together, and the lanes exchange their maxima so that lane k
+// of a group's 8 lanes ends up with the maximum of turn k: 7 shuffles instead of 21, and a division
+// a lane instead of one a turn.
+//
 // NaN does not count for the maximum and stays NaN; an infinity makes its group's scale infinite.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -20,16 +25,104 @@ inline constexpr float kE4m3Max = 448.0f;
 inline constexpr float kSmallestAmax = 1e-4f;
 
 struct EpCast {
-  static constexpr u32 kPerLane = 16;  // values of a lane and turn: 8 lanes make a group
-  static constexpr u32 kLanesPerGroup = kEpScaleGroup / kPerLane;
-  static constexpr u32 kPerTurn = kPerLane * kWarpSize;
-  static constexpr u32 kTurns = 4;  // side by side, since each is a chain of latencies
+  static constexpr u32 kPerLoad = 8;  // values of 16 bytes
+  static constexpr u32 kLanes = 8;    // of a group
+  static constexpr u32 kHalf = kEpScaleGroup / 2;
+  static constexpr u32 kPerTurn = kWarpSize / kLanes * kEpScaleGroup;
+  static constexpr u32 kTurns = 7;
+  static constexpr u32 kPerChunk = kTurns * kPerTurn;
+  static_assert(kTurns <= kLanes && kHalf == kLanes * kPerLoad);
+
+  const u8* row;
+  u8* out;
+  float* scales;
+  u32 values;  // a multiple of 128
+  u32 lane;
+
+  CROSSDOCK_DEVICE EpCast(const u8* from, u8* to, u32 of_values)
+      : row(from),
+        out(to),
+        scales(reinterpret_cast<float*>(to + of_values)),
+        values(of_values),
+        lane(lane_index()) {}
+
+  // `drained()` before the first store to `out`; `read()` when the warp has read all of `row`,
+  // whose place may be written again. Returns what `read` does.
+  template <class Drained, class Read>
+  CROSSDOCK_DEVICE bool run(const Drained& drained, const Read& read) const {
+    bool ok = true;
+    for (u32 first = 0; first < values; first += kPerChunk) {
+      Chunk chunk;
+      load(chunk, first);
+      if (first + kPerChunk >= values) {
+        ptx::sync_warp(kFullMask);
+        ok = read();
+      }
+      const float largest = find_largest(chunk);
+      if (first == 0) drained();
+      store(chunk, first, largest);
+    }
+    return ok;
+  }
+
+ private:
+  // What a lane holds of each turn: 8 values of either half of its group.
+  struct Chunk {
+    U32x4 low[kTurns];
+    U32x4 high[kTurns];
+  };
+
+  // The lane's first value of turn `turn`, of its own group or of lane k's.
+  CROSSDOCK_DEVICE u32 group_at(u32 first, u32 turn) const {
+    return first + turn * kPerTurn + lane / kLanes * kEpScaleGroup;
+  }
+  CROSSDOCK_DEVICE void load(Chunk& chunk, u32 first) const {
+    CROSSDOCK_UNROLL
+    for (u32 t = 0; t < kTurns; ++t) {
+      const u32 at = group_at(first, t);
+      chunk.low[t] = chunk.high[t] = {};
+      if (at >= values) continue;
+      const u8* from = row + (u64{at} + lane % kLanes * kPerLoad) * 2;
+      chunk.low[t] = ptx::ld_shared(reinterpret_cast<const U32x4*>(from));
+      chunk.high[t] = ptx::ld_shared(reinterpret_cast<const U32x4*>(from + kHalf * 2));
+    }
+  }
 
   CROSSDOCK_DEVICE static u32 magnitude(U32x4 v) {
-    constexpr u32 kMask = 0x7fff7fffu;
-    return ptx::max_bf16x2(ptx::max_bf16x2(v.x & kMask, v.y & kMask),
-                           ptx::max_bf16x2(v.z & kMask, v.w & kMask));
+    return ptx::max_magnitude_bf16x2(ptx::max_magnitude_bf16x2(v.x, v.y),
+                                     ptx::max_magnitude_bf16x2(v.z, v.w));
   }
+  // Gives half of `in` to the lane across and keeps the other half: lanes with the bit keep the odd
+  // ones.
+  template <u32 kCount>
+  CROSSDOCK_DEVICE void exchange(const u32 (&in)[kCount], u32 (&kept)[kCount / 2], u32 bit) const {
+    const bool odd = (lane & bit) != 0;
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kCount / 2; ++i) {
+      const u32 keep = odd ? in[2 * i + 1] : in[2 * i];
+      const u32 give = odd ? in[2 * i] : in[2 * i + 1];
+      kept[i] = ptx::max_magnitude_bf16x2(keep, ptx::shuffle_xor(kFullMask, give, bit));
+    }
+  }
+  // Of turn `lane % 8`, in the lane's group.
+  CROSSDOCK_DEVICE float find_largest(const Chunk& chunk) const {
+    u32 eight[kLanes];
+    CROSSDOCK_UNROLL
+    for (u32 t = 0; t < kLanes; ++t)
+      eight[t] = t < kTurns ? ptx::max_magnitude_bf16x2(magnitude(chunk.low[t < kTurns ? t : 0]),
+                                                        magnitude(chunk.high[t < kTurns ? t : 0]))
+                            : 0;
+    u32 four[4], two[2], one[1];
+    exchange(eight, four, 1);
+    exchange(four, two, 2);
+    exchange(two, one, 4);
+    const ptx::F32x2 pair = ptx::f32_from_bf16x2(one[0] & 0x7fff7fffu);
+    // Not fmax: NaN loses against a number, and a group of NaNs alone takes the floor.
+    float largest = pair.hi > pair.lo ? pair.hi : pair.lo;
+    if (pair.lo != pair.lo) largest = pair.hi;
+    return largest > kSmallestAmax ? largest : kSmallestAmax;
+  }
+
   // Four values of e4m3.
   CROSSDOCK_DEVICE static u32 quantise(u32 low, u32 high, float inverse) {
     const ptx::F32x2 a = ptx::f32_from_bf16x2(low);
@@ -37,59 +130,23 @@ struct EpCast {
     return ptx::e4m3x2_from_f32(a.lo * inverse, a.hi * inverse) |
            ptx::e4m3x2_from_f32(b.lo * inverse, b.hi * inverse) << 16;
   }
-
-  // What a lane holds of one turn.
-  struct Piece {
-    U32x4 x, y;
-    u32 at;
-    float largest;
-  };
-
-  CROSSDOCK_DEVICE static Piece read(const u8* row, u32 at, u32 values) {
-    Piece piece{{}, {}, at, 0};
-    if (at >= values) return piece;
-    const auto* source = reinterpret_cast<const U32x4*>(row + u64{at} * 2);
-    piece.x = ptx::ld_shared(source);
-    piece.y = ptx::ld_shared(source + 1);
-    return piece;
+  CROSSDOCK_DEVICE static U32x2 quantise(U32x4 v, float inverse) {
+    return {quantise(v.x, v.y, inverse), quantise(v.z, v.w, inverse)};
   }
-  CROSSDOCK_DEVICE static void find_largest(Piece& piece) {
-    u32 amax = ptx::max_bf16x2(magnitude(piece.x), magnitude(piece.y));
+  CROSSDOCK_DEVICE void store(const Chunk& chunk, u32 first, float largest) const {
+    const float inverse = kE4m3Max / largest;
     CROSSDOCK_UNROLL
-    for (u32 step = 1; step < kLanesPerGroup; step *= 2)
-      amax = ptx::max_bf16x2(amax, ptx::shuffle_xor(kFullMask, amax, step));
-    const ptx::F32x2 two = ptx::f32_from_bf16x2(amax);
-    // Not fmax: a group of NaNs alone has a maximum of NaN and takes the floor.
-    piece.largest = two.lo > two.hi ? two.lo : two.hi;
-    piece.largest = piece.largest > kSmallestAmax ? piece.largest : kSmallestAmax;
-  }
-  CROSSDOCK_DEVICE static void write(u8* row, float* scales, const Piece& piece, u32 values) {
-    if (piece.at >= values) return;
-    const float inverse = kE4m3Max / piece.largest;
-    ptx::st_shared(
-        reinterpret_cast<U32x4*>(row + piece.at),
-        U32x4{quantise(piece.x.x, piece.x.y, inverse), quantise(piece.x.z, piece.x.w, inverse),
-              quantise(piece.y.x, piece.y.y, inverse), quantise(piece.y.z, piece.y.w, inverse)});
-    if (lane_index() % kLanesPerGroup == 0)
-      ptx::st_shared(scales + piece.at / kEpScaleGroup, piece.largest / kE4m3Max);
-  }
-
-  // `values`: a multiple of 128. The scales go to `row` + values, as if it were e4m3 already.
-  CROSSDOCK_DEVICE static void run(u8* row, float* scales, u32 values) {
-    for (u32 turn = 0; turn < values; turn += kTurns * kPerTurn) {
-      Piece pieces[kTurns];
-      const u32 at = turn + lane_index() * kPerLane;
-      CROSSDOCK_UNROLL
-      for (u32 i = 0; i < kTurns; ++i)
-        pieces[i] = read(row, at + i * kPerTurn, values);
-      CROSSDOCK_UNROLL
-      for (u32 i = 0; i < kTurns; ++i)
-        find_largest(pieces[i]);
-      // All lanes have read their parts of these turns: the shuffles have waited for them.
-      CROSSDOCK_UNROLL
-      for (u32 i = 0; i < kTurns; ++i)
-        write(row, scales, pieces[i], values);
+    for (u32 t = 0; t < kTurns; ++t) {
+      const u32 at = group_at(first, t);
+      const float factor = ptx::shuffle(kFullMask, inverse, lane / kLanes * kLanes + t);
+      if (at >= values) continue;
+      u8* to = out + at + lane % kLanes * kPerLoad;
+      ptx::st_shared(reinterpret_cast<U32x2*>(to), quantise(chunk.low[t], factor));
+      ptx::st_shared(reinterpret_cast<U32x2*>(to + kHalf), quantise(chunk.high[t], factor));
     }
+    const u32 own = group_at(first, lane % kLanes);
+    if (lane % kLanes < kTurns && own < values)
+      ptx::st_shared(scales + own / kEpScaleGroup, largest / kE4m3Max);
   }
 };
 

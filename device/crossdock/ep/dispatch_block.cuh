@@ -37,6 +37,17 @@ struct EpDispatchBlock {
   CROSSDOCK_DEVICE u32 groups() const { return ceil_div(count, kWarpSize); }
   // Whether the routing is that of an earlier dispatch. The same for all threads.
   CROSSDOCK_DEVICE bool reuses() const { return p.reuse.routes != nullptr; }
+  // Whether there are tokens that no warp was dealt.
+  CROSSDOCK_DEVICE bool pooled() const {
+    return ep_dealt(kConfig.dispatch_warps, p.tokens.per_block) < p.tokens.per_block;
+  }
+  // Nothing to do but to say so: no tokens, no pool, and the ends are another block's business.
+  CROSSDOCK_DEVICE bool idle() const {
+    return count == 0 && !pooled() && block != p.tokens.last_block();
+  }
+  // So few tokens that a launch is a chain of latencies: what the host wants to know waits until
+  // the rows are here, and what can be done early is.
+  CROSSDOCK_DEVICE bool few() const { return p.tokens.groups <= 1; }
   CROSSDOCK_DEVICE EpRoute& route(u32 group, u32 destination) const {
     return at<EpRoute>(shared.routes)[group * world() + destination];
   }
@@ -78,20 +89,28 @@ struct EpDispatchBlock {
     return false;
   }
 
-  // Waits until `destination` has said where its rows of this epoch go; the address of its output
-  // block. One thread; its own stores and bulk copies may follow.
-  CROSSDOCK_DEVICE bool wait_output(u32 destination, u8*& output CROSSDOCK_SITE) const {
+  // Waits until `destination` has said where its rows of this epoch go, and what they look like.
+  // One thread for the block: after a barrier `output` is known to all, whose stores and bulk
+  // copies may follow.
+  CROSSDOCK_DEVICE bool wait_output(u32 destination CROSSDOCK_SITE) const {
     EpPlaceWord word{};
     bool told = wait_announced(p.common, output_word(destination), epoch, destination,
                                word.value CROSSDOCK_PASS_SITE);
-    if (told && word.shape() != EpPlaceWord::shape_of(p.output)) {
+    if (told && ep_is_given_up(word.value)) {
+      told = pass_on(destination, word.value CROSSDOCK_PASS_SITE);
+    } else if (told && word.shape() != EpPlaceWord::shape_of(p.output)) {
       raise_fault(p.common, {Phase::kShape, destination, p.output.row_bytes}, word.row_bytes(),
                   0 CROSSDOCK_PASS_SITE);
       told = false;
     }
-    output = p.view.at<u8>(word.offset(), destination);
+    at<u64>(shared.outputs)[destination] =
+        reinterpret_cast<u64>(p.view.at<u8>(word.offset(), destination));
     ptx::fence_proxy_async(CROSSDOCK_PASS_SITE_ONLY);
     return told;
+  }
+  // The output block of `destination`.
+  CROSSDOCK_DEVICE u8* output(u32 destination) const {
+    return reinterpret_cast<u8*>(at<u64>(shared.outputs)[destination]);
   }
 };
 

@@ -5,7 +5,10 @@
 //
 //   load    stage free (bulk_wait_read of the store before last), bulk load      -> full[stage]
 //   await   wait full[stage]
-//   store   cast in place; bulk store to the destinations; commit
+//   move    bulk store to the destinations; commit
+//
+// With a cast the row is read from its stage and written as e4m3 to a place of its own, from which
+// it is stored; the stage is free for the next load as soon as all of it is in registers.
 //
 // A block's first tokens are dealt to its warps and loaded before the plan is known. The rest of
 // all blocks is one pool, taken token by token: under load some SMs get a smaller share of the
@@ -26,11 +29,10 @@ namespace crossdock::device {
 template <class Block>
 struct EpDispatchWarp {
   static constexpr EpDispatchConfig kConfig = Block::kVariant;
-  // Loads beyond the stores; the other stages drain. Not more, with a cast neither: a stage can be
-  // loaded only when its last row has drained, and draining takes longest of all. So one row drains
-  // while the next is loaded and cast.
+  // Loads beyond the stores; the other stages drain. Not more: a stage can be loaded only when its
+  // last row has drained, and draining takes longest of all.
   static constexpr u32 kAhead = 1;
-  static_assert(kConfig.stages > kAhead);
+  static_assert(kConfig.cast ? kConfig.stages == 1 : kConfig.stages > kAhead);
   static constexpr u32 kNone = 0xffffffffu;
 
   const Block& b;
@@ -44,22 +46,22 @@ struct EpDispatchWarp {
   bool pool_left = true;
 
   CROSSDOCK_DEVICE EpDispatchWarp(const Block& block, u32 index)
-      : b(block), warp(index), lane(lane_index()), fixed(fixed_of(b.p.tokens.per_block)) {}
+      : b(block),
+        warp(index),
+        lane(lane_index()),
+        fixed(ep_dealt(kConfig.dispatch_warps, b.p.tokens.per_block)) {}
 
-  // A quarter of a block's tokens, or all when that is not enough to start every warp.
-  CROSSDOCK_HOST_DEVICE static constexpr u32 fixed_of(u32 per_block) {
-    constexpr u32 kStart = 2 * kConfig.dispatch_warps;
-    return per_block <= kStart ? per_block : max_of(kStart, per_block / 4);
-  }
-
-  // Before the plan: the first load.
-  CROSSDOCK_DEVICE void begin() {
+  // Shared memory only.
+  CROSSDOCK_DEVICE void prepare() const {
     if (lane == 0) {
       for (u32 i = 0; i < kConfig.stages; ++i)
         ptx::mbarrier_init(full(i), 1);
       ptx::fence_mbarrier_init();
     }
     ptx::sync_warp(kFullMask);
+  }
+  // Before the plan: the first load.
+  CROSSDOCK_DEVICE void begin() {
     if (own_tokens() != 0) load(b.first + warp);
   }
   // Instead of run() when the plan has failed.
@@ -69,15 +71,14 @@ struct EpDispatchWarp {
   }
   // After the plan. False when the rank aborts. All lanes agree.
   CROSSDOCK_DEVICE bool run(const EpPlan<Block>& plan) {
-    bool ready = true;
     if (lane < b.world()) {
       base = plan.base(destination());
-      ready = b.wait_output(destination(), output);
+      output = b.output(destination());
     }
-    ready = !ptx::any(kFullMask, !ready);
+    bool ready = true;
     while (ready && stored < loaded) {
       const u32 token = claim();
-      ready = await() && store() && load_next(token);
+      ready = await() && move(token);
     }
     if (!ready) give_up();
     ptx::bulk_wait<0>();
@@ -159,7 +160,7 @@ struct EpDispatchWarp {
 
   CROSSDOCK_DEVICE void load(u32 token) {
     // All lanes' stores but the last few have read their stages; lane 0 may fill the next one.
-    ptx::bulk_wait_read<kConfig.stages - kAhead>();
+    if constexpr (!kConfig.cast) ptx::bulk_wait_read<kConfig.stages - kAhead>();
     ptx::sync_warp(kFullMask);
     const u32 stage = loaded++ % kConfig.stages;
     if (lane != 0) return;
@@ -178,32 +179,45 @@ struct EpDispatchWarp {
     const bool came = wait_stage(b.p.common, full(stored % kConfig.stages), parity(stored));
     return !ptx::any(kFullMask, !came);
   }
-  CROSSDOCK_DEVICE bool store() {
+  // The row that has come to its destinations, and the next one into a stage.
+  CROSSDOCK_DEVICE bool move(u32 claimed) {
     const u32 stage = stored % kConfig.stages;
     const u32 target = row_to_store(stage);
     ++stored;
-    u8* from = row(stage);
-    const EpOutputLayout& out = b.p.output;
     if constexpr (kConfig.cast) {
-      EpCast::run(from, reinterpret_cast<float*>(from + b.p.input.row_bytes), out.row_bytes);
+      u8* place = b.template at<u8>(b.shared.casts + warp * b.shared.cast_bytes);
+      const bool ok = EpCast(row(stage), place, b.p.output.row_bytes)
+                          .run(
+                              [] {  // the stores of the row before have read it
+                                ptx::bulk_wait_read<0>();
+                                ptx::sync_warp(kFullMask);
+                              },
+                              [&] { return load_next(claimed); });
       ptx::fence_proxy_async_shared();
       ptx::sync_warp(kFullMask);
+      store(place, target);
+      return ok;
+    } else {
+      store(row(stage), target);
+      return load_next(claimed);
     }
+  }
+  CROSSDOCK_DEVICE void store(const u8* from, u32 target) const {
+    const EpOutputLayout& out = b.p.output;
     if (target != kNoRow) {
       ptx::bulk_store(output + out.rows + u64{target} * out.row_bytes, from, out.row_bytes);
       if (kConfig.cast && out.scale_columns == 0)
-        ptx::bulk_store(output + out.scales + u64{target} * out.scale_bytes,
-                        from + b.p.input.row_bytes, out.scale_bytes);
+        ptx::bulk_store(output + out.scales + u64{target} * out.scale_bytes, from + out.row_bytes,
+                        out.scale_bytes);
     }
     ptx::sync_warp(kFullMask);  // one group for all lanes' stores
     ptx::bulk_commit();
     if (kConfig.cast && out.scale_columns != 0) store_scale_columns(from, target);
-    return true;
   }
   // Scales by column lie apart: one word each, by all lanes for one destination after the other.
   CROSSDOCK_DEVICE void store_scale_columns(const u8* from, u32 target) const {
     const EpOutputLayout& out = b.p.output;
-    const auto* scales = reinterpret_cast<const u32*>(from + b.p.input.row_bytes);
+    const auto* scales = reinterpret_cast<const u32*>(from + out.row_bytes);
     for (u32 left = ptx::ballot(kFullMask, target != kNoRow); left != 0; left &= left - 1) {
       const u32 owner = lowest_bit(left);
       const u64 block = ptx::shuffle(kFullMask, reinterpret_cast<u64>(output), owner);

@@ -34,28 +34,20 @@ struct EpMetadata {
         lane(lane_index()),
         members(block.template at<u32>(block.shared.members) + index * kWarpSize) {}
 
-  // False when the rank aborts; the lanes agree.
-  CROSSDOCK_DEVICE bool run(const EpPlan<Block>& plan) const {
-    u8* output = nullptr;
-    bool ready = true;
-    if (lane < b.world()) ready = b.wait_output(lane, output);
-    if (ptx::any(kFullMask, !ready)) return false;
-    ptx::sync_warp(kFullMask);  // every lane stores to every destination
+  CROSSDOCK_DEVICE void run(const EpPlan<Block>& plan) const {
     const u32 runs = b.groups() * b.world();
     for (u32 i = warp; i < runs; i += kConfig.notify_warps) {
       const u32 group = i / b.world();
       const u32 destination = (b.rank() + i) % b.world();
       const EpRoute route = b.route(group, destination);
       if (route.tokens == 0) continue;
-      const u64 address = ptx::shuffle(kFullMask, reinterpret_cast<u64>(output), destination);
       if ((route.tokens >> lane & 1u) != 0)
         members[popcount(route.tokens & ((1u << lane) - 1))] = b.first + group * kWarpSize + lane;
       ptx::sync_warp(kFullMask);
       write({destination, plan.base(destination) + route.row, popcount(route.tokens),
-             reinterpret_cast<u8*>(address)});
+             b.output(destination)});
       ptx::sync_warp(kFullMask);
     }
-    return true;
   }
 
  private:

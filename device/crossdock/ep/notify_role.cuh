@@ -1,12 +1,14 @@
 // The notify warps of ep_dispatch: everything of a dispatch that is not a row.
 //
-//   before the plan   the slot is free again; where this rank's rows of the epoch go, to all
-//   sources routes            published for the pool and for combine ends              how many
-//   rows come from each source, to the host at once metadata          expert ids, weights, token
-//   numbers and scales of every row, in runs: the tokens
-//                     of a group that go to one rank have consecutive rows there
+//   beside the plan   the slot is free again; where this rank's rows of the epoch go, to all
+//                     sources; where those of all destinations go
+//   routes            published for the pool and for combine
+//   ends              how many rows come from each source, to the host at once
+//   metadata          expert ids, weights, token numbers and scales of every row, in runs: the
+//                     tokens of a group that go to one rank have consecutive rows there
 //   experts           selections of each expert, added up at its owner
 //
+// Where tokens are few, selections are counted beside the plan, and the host is told at the end.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,6 +17,33 @@
 #include <crossdock/ep/metadata.cuh>
 
 namespace crossdock::device {
+
+// A reused routing is that of all ranks, or of none.
+template <class Block>
+CROSSDOCK_DEVICE bool ep_same_routing(const Block& b, u32 source, u32 end, bool reused) {
+  const u32 expected = b.reuses() ? ptx::ld_weak(b.p.reuse.source_ends + source) : end;
+  if (reused == b.reuses() && end == expected) return true;
+  raise_fault(b.p.common, {Phase::kReuse, source, expected}, end, 0);
+  return false;
+}
+// By a warp of block 0: where the rows of each source end, for the caller and the host. False when
+// the rank aborts; the lanes agree.
+template <class Block>
+CROSSDOCK_DEVICE bool ep_take_ends(const Block& b) {
+  const u32 lane = lane_index();
+  bool got = true;
+  if (lane < b.world()) {
+    u64 end = 0;
+    got = wait_tagged_word(b.p.common, b.end_word(lane), b.epoch, lane, end);
+    if (got && ep_is_given_up(end)) got = b.pass_on(lane, end);
+    const u32 rows = static_cast<u32>(end);
+    if (got) got = ep_same_routing(b, lane, rows, (end & kEpReused) != 0);
+    if (got) ptx::st_weak(b.p.result.source_ends + lane, rows);
+    if (got && lane == b.world() - 1 && b.p.result.host_rows != nullptr)
+      put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, rows);
+  }
+  return !ptx::any(kFullMask, !got);
+}
 
 template <class Block>
 struct EpNotifyWarp {
@@ -30,28 +59,42 @@ struct EpNotifyWarp {
   CROSSDOCK_DEVICE EpNotifyWarp(const Block& block, u32 index)
       : b(block), warp(index), lane(lane_index()) {}
 
-  // Before the plan. False when the rank aborts.
-  CROSSDOCK_DEVICE bool begin() const {
+  // Shared memory only.
+  CROSSDOCK_DEVICE void prepare() const {
     for (u32 i = thread(); i < b.p.experts.experts; i += kThreads)
       b.template at<u32>(b.shared.histogram)[i] = 0;
+  }
+  // Before the epoch is known: the slot is free of all sources. False when the rank aborts.
+  CROSSDOCK_DEVICE bool begin() const {
     if (b.block != 0 || warp != 0) return true;
-    if (lane == 0) ptx::st_relaxed_gpu(&b.p.state->pool[(b.epoch + 1) & 1u].value, 0u);
-    bool free = true;
-    if (lane < b.world()) free = slot_is_free(lane);
-    if (ptx::any(kFullMask, !free)) return false;
-    ptx::sync_warp(kFullMask);  // the slot is free of all sources
+    const bool free = lane >= b.world() || slot_is_free(lane);
+    ptx::sync_warp(kFullMask);
+    // For the announcement: what the lanes have acquired, and what this rank did before. It takes a
+    // microsecond, which nobody waits for here.
+    ptx::fence_acq_rel_sys();
+    return free;
+  }
+  // By one warp of block 0: where the rows of this rank go, or that it has given up.
+  CROSSDOCK_DEVICE void announce_output(bool failed) const {
+    if (b.block != 0 || warp != 0) return;
     if (lane < b.world())
-      announce(b.p.view.map(b.output_word(b.rank()), lane), b.epoch,
-               EpPlaceWord::make(b.p.output_offset, b.p.output).value);
-    return true;
+      put_tagged_word(
+          b.p.view.map(b.output_word(b.rank()), lane), b.epoch,
+          failed ? b.given_up() : EpPlaceWord::make(b.p.output_offset, b.p.output).value);
+    if (lane == 0) ptx::st_relaxed_gpu(&b.p.state->pool[(b.epoch + 1) & 1u].value, 0u);
+  }
+  // Beside the plan. False when the rank aborts.
+  CROSSDOCK_DEVICE bool open() const {
+    if (b.few() && !b.reuses()) count_experts();
+    return warp != 0 || lane >= b.world() || b.wait_output(lane);
   }
   // After the plan. False when the rank aborts; the lanes of a warp agree.
   CROSSDOCK_DEVICE bool run(const EpPlan<Block>& plan) const {
     publish_routes(plan);
-    bool ok = b.block != 0 || warp != 0 || take_ends();
-    if (ok) ok = EpMetadata<Block>(b, warp).run(plan);
+    const bool ok = b.few() || b.block != 0 || warp != 0 || ep_take_ends(b);
+    if (ok) EpMetadata<Block>(b, warp).run(plan);
     // Whatever has happened: the notify warps meet in there.
-    if (!b.reuses()) count_experts();
+    if (!b.few() && !b.reuses()) count_experts();
     return ok;
   }
 
@@ -74,32 +117,11 @@ struct EpNotifyWarp {
       ptx::st_weak(reinterpret_cast<U32x2*>(routes + i),
                    U32x2{local.tokens, plan.base(destination) + local.row});
     }
+    if (!b.pooled()) return;
     const ThreadGroup group{kBarrier, kFirstThread, kThreads};
     group.sync();
     // Pairs with the acquire of EpDispatchWarp::load_pooled.
     if (group.leader()) ptx::st_release_gpu(&b.p.state->routed[b.block], b.epoch);
-  }
-  // By one warp of block 0: where the rows of each source end, for the caller and the host.
-  CROSSDOCK_DEVICE bool take_ends() const {
-    bool got = true;
-    if (lane < b.world()) {
-      u64 end = 0;
-      got = wait_tagged_word(b.p.common, b.end_word(lane), b.epoch, lane, end);
-      if (got && ep_is_given_up(end)) got = b.pass_on(lane, end);
-      const u32 rows = static_cast<u32>(end);
-      if (got) got = same_routing(lane, rows, (end & kEpReused) != 0);
-      if (got) ptx::st_weak(b.p.result.source_ends + lane, rows);
-      if (got && lane == b.world() - 1 && b.p.result.host_rows != nullptr)
-        put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, rows);
-    }
-    return !ptx::any(kFullMask, !got);
-  }
-  // A reused routing is that of all ranks, or of none.
-  CROSSDOCK_DEVICE bool same_routing(u32 source, u32 end, bool reused) const {
-    const u32 expected = b.reuses() ? ptx::ld_weak(b.p.reuse.source_ends + source) : end;
-    if (reused == b.reuses() && end == expected) return true;
-    raise_fault(b.p.common, {Phase::kReuse, source, expected}, end, 0);
-    return false;
   }
   CROSSDOCK_DEVICE void count_experts() const {
     const ThreadGroup group{kBarrier, kFirstThread, kThreads};
@@ -127,47 +149,62 @@ struct EpNotifyWarp {
   }
 };
 
-// The end of a dispatch, by warp 0 of block 0: all rows of all sources are here.
+// The end of a dispatch, by the first warps of block 0: all rows of all sources are here. Each
+// waits for itself, which is faster than waiting for one that tells the others.
 template <class Block>
 struct EpDispatchFinish {
-  const Block& b;
+  static constexpr u32 kWarps = Block::kVariant.dispatch_warps;
 
+  const Block& b;
+  u32 total = 0;  // blocks of the lane's source, of all epochs so far
+
+  // Early, so that the load has ended when it is needed.
+  CROSSDOCK_DEVICE void begin() {
+    if (b.block != 0 || lane_index() >= b.world()) return;
+    total = ptx::ld_weak(b.p.state->arrived + lane_index()) + b.p.source_blocks[lane_index()];
+  }
   CROSSDOCK_DEVICE void run() const {
-    const u32 lane = lane_index();
-    bool came = true;
-    if (lane < b.world()) {
-      const u32 total = ptx::ld_weak(b.p.state->arrived + lane) + b.p.source_blocks[lane];
-      const u64 start = ptx::global_timer();
-      came = wait_arrival(b.p.common, b.arrivals(lane), total, lane);
-      if (came) ptx::st_weak(b.p.state->arrived + lane, total);
-      u64* waited = b.p.statistics.source_wait_ns;
-      if (waited != nullptr)
-        ptx::st_weak(waited + lane, ptx::ld_weak(waited + lane) + ptx::global_timer() - start);
-    }
-    if (ptx::any(kFullMask, !came)) return;
-    ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
-    take_experts();
+    const u32 warp = warp_index();
+    // A rank that has given up says so here; the abort then ends the other warps' waits.
+    if (b.few() && warp == kWarps - 2 && !ep_take_ends(b)) return;
+    // No more warps than there are experts for.
+    if (warp * kWarpSize >= b.p.experts.count(b.rank()) && warp != 0) return;
+    if (!wait_rows(warp == 0)) return;
+    for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
+      take_expert(i);
   }
 
  private:
+  CROSSDOCK_DEVICE bool wait_rows(bool first) const {
+    const u32 lane = lane_index();
+    bool came = true;
+    if (lane < b.world()) {
+      const u64 start = ptx::global_timer();
+      came = wait_arrival(b.p.common, b.arrivals(lane), total, lane);
+      u64* waited = b.p.statistics.source_wait_ns;
+      if (first && waited != nullptr)
+        ptx::red_add_relaxed_gpu(waited + lane, ptx::global_timer() - start);
+      if (first && came) ptx::st_weak(b.p.state->arrived + lane, total);
+    }
+    if (ptx::any(kFullMask, !came)) return false;
+    ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
+    return true;
+  }
   // Selections of the expert in this epoch.
   CROSSDOCK_DEVICE u32 added(u32 expert) const {
     u32* previous = b.p.expert_previous + u64{b.epoch & 1u} * b.p.areas.most_experts + expert;
-    const u32 total = ptx::ld_relaxed_sys(b.expert_total(expert));
-    const u32 selections = total - ptx::ld_weak(previous);
-    ptx::st_weak(previous, total);
+    const u32 total_now = ptx::ld_relaxed_sys(b.expert_total(expert));
+    const u32 selections = total_now - ptx::ld_weak(previous);
+    ptx::st_weak(previous, total_now);
     return selections;
   }
-  CROSSDOCK_DEVICE void take_experts() const {
-    const u32 experts = b.p.experts.count(b.rank());
-    for (u32 i = lane_index(); i < experts; i += kWarpSize) {
-      const u32 selections = b.reuses() ? ptx::ld_weak(b.p.reuse.expert_counts + i) : added(i);
-      ptx::st_weak(b.p.result.expert_counts + i, selections);
-      u64* kept = b.reuses() ? nullptr : b.p.statistics.expert_selections;
-      if (kept != nullptr) ptx::st_weak(kept + i, ptx::ld_weak(kept + i) + selections);
-      if (b.p.result.host_experts != nullptr)
-        put_epoch_word(b.p.result.host_experts + i, b.p.result.host_ticket, selections);
-    }
+  CROSSDOCK_DEVICE void take_expert(u32 i) const {
+    const u32 selections = b.reuses() ? ptx::ld_weak(b.p.reuse.expert_counts + i) : added(i);
+    ptx::st_weak(b.p.result.expert_counts + i, selections);
+    u64* kept = b.reuses() ? nullptr : b.p.statistics.expert_selections;
+    if (kept != nullptr && selections != 0) ptx::red_add_relaxed_gpu(kept + i, u64{selections});
+    if (b.p.result.host_experts != nullptr)
+      put_epoch_word(b.p.result.host_experts + i, b.p.result.host_ticket, selections);
   }
 };
 

@@ -1,5 +1,10 @@
-// The plan of ep_dispatch: which tokens of a block go where, and in which row. By all threads of
-// the block, before the roles begin.
+// The plan of ep_dispatch: which tokens of a block go where, and in which row. By the threads of
+// the block before its roles begin, in steps with a barrier between them:
+//
+//   route     all threads       which ranks each token goes to
+//   publish   warp 0            how many tokens go to each, to everybody
+//   gather    dispatch warps    what comes before this block's; then base() is known to all
+//   ends      one warp          where this rank's rows end
 //
 //   block b of rank r, epoch e                         every rank
 //     ids -> destinations of each token (a bit mask)
@@ -35,66 +40,18 @@ template <class Block>
 struct EpPlan {
   static constexpr EpDispatchConfig kConfig = Block::kVariant;
   static constexpr u32 kIdsAtOnce = 8;  // loads in flight of a thread
+  struct Sum4 {
+    u32 of[4] = {};
+  };
   const Block& b;
 
-  // By all threads. Afterwards route words are complete relative to the block and base() is what to
-  // add to them. False: a fault has been raised here, or another rank has given up; all threads
-  // agree. `ok`: what the caller brings along.
-  CROSSDOCK_DEVICE bool run(bool ok) const {
-    const ThreadGroup all = ThreadGroup::block();
-    const bool valid = (b.reuses() ? load_routes() : route_groups()) && ok;
-    bool failed = all.any(!valid);
-    if (warp_index() == 0) publish_counts(failed ? kGivenUp : count());
-    if (!failed) failed = !gather_bases();
-    failed = all.any(failed);
-    if (warp_index() == 0) publish_ends(failed);
-    return !failed;
-  }
-  // Instead of run(), when the launch must not start: the peers need not wait for their deadline.
-  CROSSDOCK_DEVICE void give_up() const {
-    if (warp_index() != 0) return;
-    publish_counts(kGivenUp);
-    publish_ends(true);
-  }
-  // The row of the block's first token at `destination`, after run(). Any thread.
-  CROSSDOCK_DEVICE u32 base(u32 destination) const {
-    const u32* partial = b.template at<u32>(b.shared.partial);
-    u32 sum = 0;
-    CROSSDOCK_UNROLL
-    for (u32 warp = 0; warp < kConfig.dispatch_warps; ++warp)
-      sum += partial[warp * kWarpSize + destination];
-    return sum;
-  }
-
- private:
-  // ---- tokens ---------------------------------------------------------------------------------
-
-  // The ranks that token `token` of this rank goes to. False: an id is out of range.
-  CROSSDOCK_DEVICE bool destinations(u32 token, u32& ranks) const {
-    const u32 top_k = b.p.input.top_k;
+  // The ranks of each token as route words. False: an id is out of range, a fault has been raised.
+  CROSSDOCK_DEVICE bool route() const {
+    if (b.reuses()) return load_routes();
     bool valid = true;
-    ranks = 0;
-    for (u32 k = 0; k < top_k; k += kIdsAtOnce) {
-      i64 ids[kIdsAtOnce];
-      CROSSDOCK_UNROLL
-      for (u32 i = 0; i < kIdsAtOnce; ++i)
-        ids[i] = k + i < top_k ? ep_load_id<kConfig>(b.p.input, u64{token} * top_k + k + i) : -1;
-      CROSSDOCK_UNROLL
-      for (u32 i = 0; i < kIdsAtOnce; ++i) {
-        if (ids[i] == -1) continue;
-        if (ids[i] < 0 || ids[i] >= b.p.experts.experts) {
-          raise_fault(b.p.common, {Phase::kRouting, b.rank(), token}, static_cast<u64>(ids[i]), 0);
-          valid = false;
-        } else {
-          ranks |= 1u << b.p.experts.owner(static_cast<u32>(ids[i]));
-        }
-      }
-    }
-    return valid;
-  }
-  CROSSDOCK_DEVICE bool route_groups() const {
-    bool valid = true;
-    for (u32 group = warp_index(); group < b.groups(); group += kConfig.warps()) {
+    // Not from warp 0 on: it has the first row to load.
+    const u32 warp = (warp_index() + kConfig.warps() - 1) % kConfig.warps();
+    for (u32 group = warp; group < b.groups(); group += kConfig.warps()) {
       const u32 token = group * kWarpSize + lane_index();
       u32 ranks = 0;
       if (token < b.count) valid &= destinations(b.first + token, ranks);
@@ -107,72 +64,28 @@ struct EpPlan {
     }
     return valid;
   }
-
-  // The route words of the earlier dispatch, whose rows are those at the destination.
-  CROSSDOCK_DEVICE bool load_routes() const {
-    const u64 first = u64{b.block} * b.p.tokens.groups * b.world();
-    const auto* words = reinterpret_cast<const U32x2*>(b.p.reuse.routes + first);
-    for (u32 i = thread_index(); i < b.groups() * b.world(); i += block_size()) {
-      const U32x2 word = ptx::ld_weak(words + i);
-      b.route(i / b.world(), i % b.world()) = {word.x, word.y};
-    }
-    return true;
-  }
-
-  // ---- counts ---------------------------------------------------------------------------------
-
-  // By warp 0: rows within the block; a lane a destination, whose tokens it returns.
-  CROSSDOCK_DEVICE u32 count() const {
-    u32 total = 0;
-    if (lane_index() >= b.world()) return total;
-    for (u32 group = 0; group < b.groups(); ++group) {
-      EpRoute& route = b.route(group, lane_index());
-      if (!b.reuses()) route.row = total;
-      total += popcount(route.tokens);
-    }
-    return total;
-  }
-  static constexpr u32 kGivenUp = 0xffffffffu;
-  // By warp 0: the block's counts, or that it has given up, to everybody.
-  CROSSDOCK_DEVICE void publish_counts(u32 total) const {
+  // The block's counts, or that it has given up. Completes the route words relative to the block.
+  CROSSDOCK_DEVICE void publish(bool failed) const {
+    const u32 total = failed ? 0 : count();
     const u32 lane = lane_index();
     const u32 quads = ep_quads(b.world());
-    u64* words = b.template at<u64>(b.shared.words);
+    const u64 given_up = failed ? b.given_up() : 0;
+    u64* here = b.count_words(b.rank(), b.block);
     for (u32 quad = 0; quad < quads; ++quad) {
-      u64 word = 0;
+      u64 word = given_up;
       CROSSDOCK_UNROLL
       for (u32 i = 0; i < 4; ++i)
         word |= u64{ptx::shuffle(kFullMask, total, quad * 4 + i)} << (kEpCountBits * i);
-      if (lane == 0) words[quad] = total == kGivenUp ? b.given_up() : word;
-    }
-    ptx::sync_warp(kFullMask);
-    const u64* here = b.count_words(b.rank(), b.block);
-    for (u32 i = lane; i < b.world() * quads; i += kWarpSize) {
-      const u32 peer = (b.rank() + i / quads) % b.world();
-      u64* there = b.p.view.map(const_cast<u64*>(here), peer) + i % quads;
-      put_tagged_word(there, b.epoch, words[i % quads]);
+      if (lane >= b.world()) continue;
+      const u32 peer = b.rank() + lane;
+      put_tagged_word(b.p.view.map(here, peer < b.world() ? peer : peer - b.world()) + quad,
+                      b.epoch, word);
     }
   }
-
-  struct Sum4 {
-    u32 of[4] = {};
-  };
-  // One word of an earlier block; false when it cannot be had.
-  CROSSDOCK_DEVICE bool add_word(u32 source, u32 of_block, u32 quad, Sum4& sum) const {
-    u64 value = 0;
-    const u64* word = b.count_words(source, of_block) + quad;
-    if (!wait_tagged_word(b.p.common, word, b.epoch, source, value)) return false;
-    if (ep_is_given_up(value)) return b.pass_on(source, value);
-    CROSSDOCK_UNROLL
-    for (u32 i = 0; i < 4; ++i)
-      sum.of[i] += static_cast<u32>(value >> (kEpCountBits * i)) & ((1u << kEpCountBits) - 1);
-    return true;
-  }
-  // By the dispatch warps, the words of all earlier blocks dealt to their threads; each warp leaves
-  // its sum for every destination in `partial`.
-  CROSSDOCK_DEVICE bool gather_bases() const {
+  // The words of all earlier blocks dealt to the threads; each warp leaves its sum for every
+  // destination in `partial`. False: a word did not come, or another rank has given up.
+  CROSSDOCK_DEVICE bool gather() const {
     constexpr u32 kThreads = kConfig.dispatch_warps * kWarpSize;
-    if (thread_index() >= kThreads) return true;
     if (b.reuses()) {
       b.template at<u32>(b.shared.partial)[thread_index()] = 0;
       return true;
@@ -197,20 +110,10 @@ struct EpPlan {
     b.template at<u32>(b.shared.partial)[thread_index()] = mine;
     return got;
   }
-  // Where this rank's rows end at `destination`. In the last block.
-  CROSSDOCK_DEVICE u32 own_end(u32 destination) const {
-    if (b.reuses()) return ptx::ld_weak(b.p.reuse.sent_ends + destination);
-    u32 end = base(destination);
-    if (b.groups() != 0) {
-      const EpRoute last = b.route(b.groups() - 1, destination);
-      end += last.row + popcount(last.tokens);
-    }
-    return end;
-  }
-  // By warp 0; the last block's tells where this rank's rows end at each destination.
+  // Of the last block with tokens: where this rank's rows end at each destination.
   CROSSDOCK_DEVICE void publish_ends(bool failed) const {
     const u32 destination = lane_index();
-    if (b.block != b.p.tokens.blocks - 1 || destination >= b.world()) return;
+    if (b.block != b.p.tokens.last_block() || destination >= b.world()) return;
     u64 end = 0;
     if (failed) {
       end = b.given_up();
@@ -220,6 +123,88 @@ struct EpPlan {
       if (b.reuses()) end |= kEpReused;
     }
     put_tagged_word(b.p.view.map(b.end_word(b.rank()), destination), b.epoch, end);
+  }
+  // The row of the block's first token at `destination`, after gather(). Any thread.
+  CROSSDOCK_DEVICE u32 base(u32 destination) const {
+    const u32* partial = b.template at<u32>(b.shared.partial);
+    u32 sum = 0;
+    CROSSDOCK_UNROLL
+    for (u32 warp = 0; warp < kConfig.dispatch_warps; ++warp)
+      sum += partial[warp * kWarpSize + destination];
+    return sum;
+  }
+
+ private:
+  // ---- tokens ---------------------------------------------------------------------------------
+
+  // The ranks that token `token` of this rank goes to. False: an id is out of range.
+  CROSSDOCK_DEVICE bool destinations(u32 token, u32& ranks) const {
+    const u32 top_k = b.p.input.top_k;
+    const u64 first = u64{token} * top_k;
+    i64 wrong = -1;
+    ranks = 0;
+    for (u32 k = 0; k < top_k; k += kIdsAtOnce) {
+      i64 ids[kIdsAtOnce];
+      CROSSDOCK_UNROLL
+      for (u32 i = 0; i < kIdsAtOnce; ++i)
+        ids[i] = k + i < top_k ? ep_load_id<kConfig>(b.p.input, first + k + i) : -1;
+      CROSSDOCK_UNROLL
+      for (u32 i = 0; i < kIdsAtOnce; ++i) {
+        const bool valid = ids[i] >= 0 && ids[i] < b.p.experts.experts;
+        if (valid) ranks |= 1u << b.p.experts.owner(static_cast<u32>(ids[i]));
+        if (!valid && ids[i] != -1) wrong = ids[i];
+      }
+    }
+    // Raised at one place: launches of few tokens feel every line of code they have to fetch.
+    if (wrong == -1) return true;
+    raise_fault(b.p.common, {Phase::kRouting, b.rank(), token}, static_cast<u64>(wrong), 0);
+    return false;
+  }
+
+  // The route words of the earlier dispatch, whose rows are those at the destination.
+  CROSSDOCK_DEVICE bool load_routes() const {
+    const u64 first = u64{b.block} * b.p.tokens.groups * b.world();
+    const auto* words = reinterpret_cast<const U32x2*>(b.p.reuse.routes + first);
+    for (u32 i = thread_index(); i < b.groups() * b.world(); i += block_size()) {
+      const U32x2 word = ptx::ld_weak(words + i);
+      b.route(i / b.world(), i % b.world()) = {word.x, word.y};
+    }
+    return true;
+  }
+
+  // ---- counts ---------------------------------------------------------------------------------
+
+  // Where this rank's rows end at `destination`. In the last block with tokens.
+  CROSSDOCK_DEVICE u32 own_end(u32 destination) const {
+    if (b.reuses()) return ptx::ld_weak(b.p.reuse.sent_ends + destination);
+    u32 end = base(destination);
+    if (b.groups() != 0) {
+      const EpRoute last = b.route(b.groups() - 1, destination);
+      end += last.row + popcount(last.tokens);
+    }
+    return end;
+  }
+  // By warp 0: rows within the block; a lane a destination, whose tokens it returns.
+  CROSSDOCK_DEVICE u32 count() const {
+    u32 total = 0;
+    if (lane_index() >= b.world()) return total;
+    for (u32 group = 0; group < b.groups(); ++group) {
+      EpRoute& route = b.route(group, lane_index());
+      if (!b.reuses()) route.row = total;
+      total += popcount(route.tokens);
+    }
+    return total;
+  }
+  // One word of an earlier block; false when it cannot be had.
+  CROSSDOCK_DEVICE bool add_word(u32 source, u32 of_block, u32 quad, Sum4& sum) const {
+    u64 value = 0;
+    const u64* word = b.count_words(source, of_block) + quad;
+    if (!wait_tagged_word(b.p.common, word, b.epoch, source, value)) return false;
+    if (ep_is_given_up(value)) return b.pass_on(source, value);
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < 4; ++i)
+      sum.of[i] += static_cast<u32>(value >> (kEpCountBits * i)) & ((1u << kEpCountBits) - 1);
+    return true;
   }
 };
 

@@ -1,41 +1,42 @@
-// The warps of ep_combine: each takes tokens of this rank, loads their rows from the ranks that
-// have them, and adds them up.
+// The warps of ep_combine: each takes tokens of this rank, loads their rows, and adds them up.
 //
-//   lane d owns rank d: its input block, and the bulk loads from it
+//   lane d owns rank d: its rows, and the bulk loads of them
 //
 //   issue   ticket -> token; routes -> rows; per part: one bulk load a row   -> full[stage]
 //   add     wait full[stage]; bias + rows in order of their ranks, in fp32; bf16 to the output
 //
 // The order of the additions is that of the ranks, whatever arrives first: results are the same bit
-// by bit in every run. Tickets are taken one at a time from one counter of the rank, ahead of their
-// use.
+// by bit in every run. A warp's first ticket is its number; the others are taken one at a time from
+// one counter of the rank, ahead of their use.
+//
+// By pull the rows are loaded from where the experts have left them at each rank. By push they come
+// here (ep/push_role.cuh): a row is loaded from this rank's staging once its flag is up; this
+// rank's own from where its experts have left it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/comm/epoch.cuh>
 #include <crossdock/comm/tagged_word.cuh>
-#include <crossdock/layout/ep_combine.cuh>
+#include <crossdock/ep/add_rows.cuh>
 #include <crossdock/ptx/bulk.cuh>
-#include <crossdock/ptx/convert.cuh>
 
 namespace crossdock::device {
 
-struct EpAccumulator {
-  float of[8] = {};
-
-  CROSSDOCK_DEVICE void add(U32x4 v) {
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
-    CROSSDOCK_UNROLL
-    for (u32 i = 0; i < 4; ++i) {
-      const ptx::F32x2 two = ptx::f32_from_bf16x2(words[i]);
-      of[2 * i] += two.lo;
-      of[2 * i + 1] += two.hi;
-    }
+// By a warp: until every rank has begun this epoch. `input`: where the rows of the lane's rank are.
+// False when the rank aborts; the lanes agree.
+CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 epoch, const u8*& input) {
+  const u32 lane = lane_index();
+  bool told = true;
+  if (lane < p.view.world) {
+    const u64 index = u64{epoch & 1u} * p.view.world + lane;
+    const u64* word = p.view.template at<u64>(p.areas.inputs + index * sizeof(u64));
+    u64 offset = 0;
+    told = wait_announced(p.common, word, epoch, lane, offset);
+    input = p.view.template at<u8>(offset, lane);
+    ptx::fence_proxy_async();  // ordinary accesses of the peer, bulk copies here
   }
-  CROSSDOCK_DEVICE U32x4 rounded() const {
-    return {ptx::bf16x2_from_f32(of[0], of[1]), ptx::bf16x2_from_f32(of[2], of[3]),
-            ptx::bf16x2_from_f32(of[4], of[5]), ptx::bf16x2_from_f32(of[6], of[7])};
-  }
-};
+  return !ptx::any(kFullMask, !told);
+}
 
 template <EpCombineConfig kConfig>
 struct EpPullWarp {
@@ -43,38 +44,52 @@ struct EpPullWarp {
   u32 epoch;
   u32 warp;
   u32 lane;
-  const u8* input = nullptr;  // of the lane's rank
+  u32 adder;                   // number of the block among those that add
+  u32 adders;                  // how many they are
+  const u8* input = nullptr;   // of the lane's rank
+  const u32* flags = nullptr;  // by push: of the rows of the lane's rank
+  u32 first_row = 0;           // by push: of this rank's tokens at the lane's rank
   u32 issued = 0;
   u32 added = 0;
   bool tokens_left = true;
   // Being issued, and what comes next.
   u32 token = 0, part = 0, fetch_after = 0, last_part = 0, row = kNoRow;
   u32 next_ticket = 0, next_row = kNoRow;
-  u32 claimed = 0;  // lane 0: the answer to the last claim
+  bool next_came = false;  // by push: the lane's row of it was seen to be here
+  u32 claimed = 0;         // lane 0: the answer to the last claim
 
-  CROSSDOCK_DEVICE EpPullWarp(const EpCombineParams& params, u32 index)
-      : p(params), epoch(0), warp(index), lane(lane_index()) {}
+  CROSSDOCK_DEVICE EpPullWarp(const EpCombineParams& params, u32 index, u32 of_adder, u32 of_adders)
+      : p(params), epoch(0), warp(index), lane(lane_index()), adder(of_adder), adders(of_adders) {}
 
-  CROSSDOCK_DEVICE void begin(u32 of_epoch) {
-    epoch = of_epoch;
-    claimed = claim();
+  // Shared memory only.
+  CROSSDOCK_DEVICE void prepare() const {
     if (lane == 0) {
       for (u32 i = 0; i < kConfig.stages; ++i)
         ptx::mbarrier_init(full(i), 1);
       ptx::fence_mbarrier_init();
     }
     ptx::sync_warp(kFullMask);
-    fetch_next();
   }
-  // False when the rank aborts; all lanes agree.
-  CROSSDOCK_DEVICE bool run() {
-    if (!wait_inputs()) return false;
-    for (u32 i = 0; i < kConfig.stages && tokens_left; ++i)
-      issue();
+  // Before the epoch is known. Neighbours in number are in different blocks.
+  CROSSDOCK_DEVICE void begin() {
+    fetch(warp * adders + adder);
+    if constexpr (!kConfig.pushes()) return;
+    if (p.tokens.tokens == 0 || lane >= p.view.world) return;
+    // The first group's routes say where this rank's rows begin.
+    first_row = ptx::ld_weak(&p.routes[lane].row);
+    flags = p.view.template at<u32>(p.staging.flags) + u64{lane} * p.staging.capacity;
+  }
+  // False when the rank aborts; all lanes agree. A warp without a token waits for nobody.
+  CROSSDOCK_DEVICE bool run(u32 of_epoch) {
+    epoch = of_epoch;
+    if (next_ticket / p.parts.tickets_per_token() >= p.tokens.tokens) return true;
+    if (!find_inputs()) return false;
     bool ok = true;
+    for (u32 i = 0; i < kConfig.stages && tokens_left && ok; ++i)
+      ok = issue();
     while (ok && added < issued) {
       ok = add();
-      if (ok && tokens_left) issue();
+      if (ok && tokens_left) ok = issue();
     }
     for (; added < issued; ++added)
       settle_stage(p.common, full(added % kConfig.stages), parity(added));
@@ -104,11 +119,12 @@ struct EpPullWarp {
   CROSSDOCK_DEVICE u32 claim() const {
     return lane == 0 ? ptx::atom_add_relaxed_gpu(&p.state->tickets[epoch & 1u].value, 1u) : 0;
   }
-  // The next ticket's token and, per lane, its row at that rank.
-  CROSSDOCK_DEVICE void fetch_next() {
-    next_ticket = ptx::shuffle(kFullMask, claimed, 0);
+  // The token of a ticket and, per lane, its row at that rank.
+  CROSSDOCK_DEVICE void fetch(u32 ticket) {
+    next_ticket = ticket;
     const u32 next = next_ticket / p.parts.tickets_per_token();
     next_row = kNoRow;
+    next_came = false;
     if (next >= p.tokens.tokens || lane >= p.view.world) return;
     const u32 block = next / p.tokens.per_block;
     const u32 index = next % p.tokens.per_block;
@@ -129,23 +145,42 @@ struct EpPullWarp {
     claimed = claim();
     return true;
   }
-  CROSSDOCK_DEVICE bool wait_inputs() {
-    bool told = true;
-    if (lane < p.view.world) {
-      const u64 index = u64{epoch & 1u} * p.view.world + lane;
-      const u64* word = p.view.template at<u64>(p.areas.inputs + index * sizeof(u64));
-      u64 offset = 0;
-      told = wait_announced(p.common, word, epoch, lane, offset);
-      input = p.view.template at<u8>(offset, lane);
-      ptx::fence_proxy_async();  // ordinary stores of the peer, bulk loads here
+  // By push only weights are read where the experts have left them.
+  CROSSDOCK_DEVICE bool find_inputs() {
+    if (!kConfig.pushes() || p.output.weights != nullptr) return ep_wait_inputs(p, epoch, input);
+    if (lane == p.view.rank) input = p.view.template at<u8>(p.input_offset);
+    ptx::fence_proxy_async();  // ordinary stores of this rank's experts, bulk loads here
+    return true;
+  }
+  // By push: the token's rows have come.
+  CROSSDOCK_DEVICE bool wait_rows() const {
+    bool came = true;
+    if (row != kNoRow && lane != p.view.rank) {
+      if (!next_came) came = wait_flag(p.common, flags + (row - first_row), epoch, lane);
+      ptx::fence_proxy_async();
     }
-    return !ptx::any(kFullMask, !told);
+    return !ptx::any(kFullMask, !came);
+  }
+  // By push, well before the next token's turn: is its row here already?
+  CROSSDOCK_DEVICE void look_ahead() {
+    if (next_row != kNoRow && lane != p.view.rank)
+      next_came = look_at_flag(flags + (next_row - first_row), epoch);
+  }
+  // The lane's row of the token.
+  CROSSDOCK_DEVICE const u8* row_address() const {
+    if (!kConfig.pushes() || lane == p.view.rank)
+      return input + p.input.rows + u64{row} * p.input.row_bytes;
+    const u64 place = u64{lane} * p.staging.capacity + (row - first_row);
+    return p.view.template at<u8>(p.staging.rows) + place * p.input.row_bytes;
   }
 
   // ---- the pipe ---------------------------------------------------------------------------------
 
-  CROSSDOCK_DEVICE void issue() {
-    if ((issued == 0 || part > last_part) && !next_token()) return;
+  CROSSDOCK_DEVICE bool issue() {
+    if (issued == 0 || part > last_part) {
+      if (!next_token()) return true;
+      if (kConfig.pushes() && !wait_rows()) return false;
+    }
     const u32 stage = issued++ % kConfig.stages;
     const u32 mask = ptx::ballot(kFullMask, row != kNoRow);
     const u32 bytes = part_bytes(part);
@@ -156,11 +191,13 @@ struct EpPullWarp {
     ptx::sync_warp(kFullMask);
     if (row != kNoRow) {
       const u32 at = popcount(mask & ((1u << lane) - 1));
-      const u8* from = input + p.input.rows + u64{row} * p.input.row_bytes + part * p.parts.bytes;
-      ptx::bulk_load(rows(stage) + at * p.parts.bytes, from, bytes, full(stage));
+      ptx::bulk_load(rows(stage) + at * p.parts.bytes, row_address() + part * p.parts.bytes, bytes,
+                     full(stage));
     }
     if (part == 0 && p.output.weights != nullptr) add_weights(mask);
-    if (part++ == fetch_after) fetch_next();
+    if (kConfig.pushes() && part == last_part && part != fetch_after) look_ahead();
+    if (part++ == fetch_after) fetch(kConfig.warps * adders + ptx::shuffle(kFullMask, claimed, 0));
+    return true;
   }
   CROSSDOCK_DEVICE bool add() {
     const u32 stage = added % kConfig.stages;
@@ -168,55 +205,9 @@ struct EpPullWarp {
     if (ptx::any(kFullMask, !came)) return false;
     ++added;
     const EpStageNote what = note(stage);
-    switch (what.rows) {
-      case 1:
-        add_rows<1>(what, stage);
-        break;
-      case 2:
-        add_rows<2>(what, stage);
-        break;
-      case 3:
-        add_rows<3>(what, stage);
-        break;
-      case 4:
-        add_rows<4>(what, stage);
-        break;
-      default:
-        add_rows<0>(what, stage);
-    }
+    EpAddition{p, rows(stage), what, part_bytes(what.part)}.run();
     ptx::sync_warp(kFullMask);  // the stage may be loaded again
     return true;
-  }
-  // kRows: known, so that their loads go out together; 0: any number.
-  template <u32 kRows>
-  CROSSDOCK_DEVICE void add_rows(const EpStageNote& what, u32 stage) const {
-    const u32 vectors = part_bytes(what.part) / sizeof(U32x4);
-    const u32 step = p.parts.bytes / sizeof(U32x4);  // from one row to the next
-    const auto* from = reinterpret_cast<const U32x4*>(rows(stage));
-    const u64 at = u64{what.part} * p.parts.bytes;
-    auto* to = reinterpret_cast<U32x4*>(p.output.rows + what.token * p.output.row_stride + at);
-    for (u32 i = lane; i < vectors; i += kWarpSize) {
-      EpAccumulator sum;
-      CROSSDOCK_UNROLL
-      for (u32 k = 0; k < 2; ++k)
-        if (p.output.bias[k] != nullptr)
-          sum.add(ptx::ld_weak(reinterpret_cast<const U32x4*>(
-                                   p.output.bias[k] + what.token * p.output.bias_stride[k] + at) +
-                               i));
-      if constexpr (kRows != 0) {
-        U32x4 v[kRows];
-        CROSSDOCK_UNROLL
-        for (u32 r = 0; r < kRows; ++r)
-          v[r] = ptx::ld_shared(from + r * step + i);
-        CROSSDOCK_UNROLL
-        for (u32 r = 0; r < kRows; ++r)
-          sum.add(v[r]);
-      } else {
-        for (u32 r = 0; r < what.rows; ++r)
-          sum.add(ptx::ld_shared(from + r * step + i));
-      }
-      ptx::st_weak_no_allocate(to + i, sum.rounded());
-    }
   }
   // The sums of the weights that come with the rows; a lane a selection.
   CROSSDOCK_DEVICE void add_weights(u32 mask) const {

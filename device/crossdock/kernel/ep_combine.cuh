@@ -1,5 +1,9 @@
-// ep_combine: every token of this rank becomes the sum of its rows at all ranks, pulled from where
-// the experts left them: no staging, one pass, the same bits in every run.
+// ep_combine: every token of this rank becomes the sum of its rows at all ranks, the same bits in
+// every run and in both variants:
+//
+//   pull   every rank loads the rows from where the experts have left them; nothing is staged
+//   push   some blocks send the rows of other ranks' tokens to those ranks, the others add up what
+//          comes; over NVLink stores are faster than loads, at the price of a staging area
 //
 // Launch on every rank, the same number of times: grid = the rank's source_blocks, all resident,
 // block = kConfig.threads(), shared memory `ep_combine_shared`. Symmetric memory: `add_ep`, and
@@ -7,8 +11,12 @@
 // to.
 //
 //   epoch e at rank r                                  a peer
-//     inputs[r] = {e, offset} (release)    ------->    may load r's rows (acquire, proxy fence)
+//     inputs[r] = {e, offset} (release)    ------->    may load r's rows (acquire, proxy fence),
+//     and
+//                                                      by push store into r's staging
 //     loads rows of all peers, adds, stores
+//     or by push: rows (bulk stores)
+//     flags[r][n] = e (one fence a batch)  ------->    may load row n of its staging
 //     pulled[r] += 1 per block (release)   ------->    its dispatch into the same slot waits for it
 //
 // A launch waits for every peer to have begun its own, so no rank is more than one epoch ahead and
@@ -19,20 +27,97 @@
 
 #include <crossdock/comm/counter.cuh>
 #include <crossdock/comm/epoch.cuh>
-#include <crossdock/ep/pull_role.cuh>
+#include <crossdock/ep/push_role.cuh>
 
 namespace crossdock::device {
 
-// By warp 0 of block 0: the input is ready, and when its slot will be free again.
+// By one warp, which has fenced (system scope) before: the input is ready, and when its slot will
+// be free again.
 CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 epoch) {
   const u32 lane = lane_index();
-  if (lane == 0) ptx::st_relaxed_gpu(&p.state->tickets[(epoch + 1) & 1u].value, 0u);
-  if (lane >= p.view.world) return;
   const u64 index = u64{epoch & 1u} * p.view.world + p.view.rank;
-  announce(p.view.at<u64>(p.areas.inputs + index * sizeof(u64), lane), epoch, p.input_offset);
+  if (lane < p.view.world)
+    put_tagged_word(p.view.at<u64>(p.areas.inputs + index * sizeof(u64), lane), epoch,
+                    p.input_offset);
+  if (lane == 0) {
+    ptx::st_relaxed_gpu(&p.state->tickets[(epoch + 1) & 1u].value, 0u);
+    ptx::st_relaxed_gpu(&p.state->send_tickets[(epoch + 1) & 1u].value, 0u);
+  }
+  if (lane >= p.view.world) return;
   const u32 total = ptx::ld_weak(p.state->pulled + lane) + p.source_blocks[lane];
   ptx::st_weak(p.state->pulled + lane, total);
   if (p.slot != kNoSlot) ptx::st_weak(&p.state->free_at[p.slot][lane], total);
+}
+
+// What a block does: `begin` before the epoch is known, `run` after; false when the rank aborts.
+template <EpCombineConfig kConfig>
+struct EpAddingBlock {
+  EpPullWarp<kConfig> pull;
+  bool works;
+
+  CROSSDOCK_DEVICE EpAddingBlock(const EpCombineParams& p, u32 warp)
+      : pull(p, warp, block_index() - blocks(p).senders_before(block_index()), blocks(p).adders()),
+        works(warp < kConfig.warps) {}
+  CROSSDOCK_DEVICE static EpCombineBlocks blocks(const EpCombineParams& p) {
+    return {kConfig.pushes() ? p.send_blocks : 0, grid_size()};
+  }
+  CROSSDOCK_DEVICE void prepare() const {
+    if (works) pull.prepare();
+  }
+  CROSSDOCK_DEVICE void begin() {
+    if (works) pull.begin();
+  }
+  CROSSDOCK_DEVICE bool run(u32 epoch) { return !works || pull.run(epoch); }
+};
+template <EpCombineConfig kConfig>
+struct EpSendingBlock {
+  EpPushWarp<kConfig> push;
+  EpFlagWarp<kConfig> flag;
+  u32 warp;
+
+  CROSSDOCK_DEVICE EpSendingBlock(const EpCombineParams& p, u32 index)
+      : push(p, index), flag(p), warp(index) {}
+  CROSSDOCK_DEVICE void prepare() const {
+    if (warp < kConfig.send_warps) push.prepare();
+  }
+  CROSSDOCK_DEVICE void begin() {
+    if (warp < kConfig.send_warps) push.begin();
+  }
+  CROSSDOCK_DEVICE bool run(u32 epoch) {
+    if (warp < kConfig.send_warps) return push.run(epoch);
+    return warp != kConfig.send_warps || flag.run(epoch);
+  }
+};
+
+// By all threads of a block.
+template <EpCombineConfig kConfig, class Block>
+CROSSDOCK_DEVICE void run_combine(const EpCombineParams& p, Block&& block) {
+  constexpr EpCombineShared kShared = ep_combine_shared(kConfig);
+  // What every launch owes falls to the last warps, which get their tokens last.
+  constexpr u32 kEpochThread = (kConfig.all_warps() - 1) * kWarpSize;
+  const bool opens = block_index() == grid_size() - 1 && warp_index() == kConfig.all_warps() - 1;
+  block.prepare();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+  u32* shared_epoch = reinterpret_cast<u32*>(dynamic_shared() + kShared.epoch);
+  if (thread_index() == kEpochThread) *shared_epoch = read_epoch(&p.state->combine);
+  block.begin();
+  // For the announcement; it takes a microsecond, which nobody waits for here.
+  if (opens) ptx::fence_acq_rel_sys();
+  if (!may_start(p.common)) return;  // also the barrier for the epoch
+  const u32 epoch = *shared_epoch;
+  if (opens) open_combine(p, epoch);
+  bool done = block.run(epoch);
+  // Also without tokens: no rank is to be more than one epoch ahead.
+  const u8* unused = nullptr;
+  if (done && opens) done = ep_wait_inputs(p, epoch, unused);
+  done = !ThreadGroup::block().any(!done);
+  if (done && warp_index() == 0 && lane_index() < p.view.world) {
+    const u64 counter = p.areas.pulled + p.view.rank * sizeof(PaddedWord);
+    signal_counter(p.view.at<u32>(counter, lane_index()), 1);
+  }
+  // Late, beside the signal: nobody waits for it.
+  if (thread_index() == kEpochThread) pass_epoch(&p.state->combine, epoch);
 }
 
 namespace kernel {
@@ -40,23 +125,13 @@ namespace kernel {
 template <EpCombineConfig kConfig>
 CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
     ep_combine(CROSSDOCK_PARAMS(EpCombineParams, p)) {
-  constexpr EpCombineShared kShared = ep_combine_shared(kConfig);
-  ptx::grid_dependency_wait();
-  ptx::grid_dependency_launch();
-  u32* shared_epoch = reinterpret_cast<u32*>(dynamic_shared() + kShared.epoch);
-  if (thread_index() == 0) *shared_epoch = read_epoch(&p.state->combine);
-  if (!may_start(p.common)) return;  // also the barrier for the epoch
-  const u32 epoch = *shared_epoch;
   const u32 warp = ptx::uniform(warp_index());
-  if (block_index() == 0 && warp == 0) open_combine(p, epoch);
-  EpPullWarp<kConfig> pull(p, warp);
-  pull.begin(epoch);
-  if (thread_index() == 0) pass_epoch(&p.state->combine, epoch);
-  const bool done = pull.run();
-  if (ThreadGroup::block().any(!done)) return;
-  if (warp != 0 || lane_index() >= p.view.world) return;
-  const u64 counter = p.areas.pulled + p.view.rank * sizeof(PaddedWord);
-  signal_counter(p.view.at<u32>(counter, lane_index()), 1);
+  if constexpr (kConfig.pushes()) {
+    const EpCombineBlocks blocks{p.send_blocks, grid_size()};
+    if (blocks.sends(block_index()))
+      return run_combine<kConfig>(p, EpSendingBlock<kConfig>(p, warp));
+  }
+  run_combine<kConfig>(p, EpAddingBlock<kConfig>(p, warp));
 }
 
 }  // namespace kernel

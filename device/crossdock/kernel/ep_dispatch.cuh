@@ -31,37 +31,56 @@ template <EpDispatchConfig kConfig>
 CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
     ep_dispatch(CROSSDOCK_PARAMS(EpDispatchParams, p)) {
   using Block = EpDispatchBlock<kConfig>;
-  ptx::grid_dependency_wait();
-  ptx::grid_dependency_launch();
+  const ThreadGroup all = ThreadGroup::block();
+  constexpr u32 kEpochThread = (kConfig.dispatch_warps - 1) * kWarpSize;
   Block block(p);
   const u32 warp = ptx::uniform(warp_index());
   const bool dispatches = warp < kConfig.dispatch_warps;
   EpDispatchWarp<Block> dispatch(block, warp);
   const EpNotifyWarp<Block> notify(block, warp - kConfig.dispatch_warps);
   const EpPlan<Block> plan{block};
+  EpDispatchFinish<Block> finish{block};
+  dispatches ? dispatch.prepare() : notify.prepare();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+
+  // What needs no epoch, side by side: the first rows, the slot, the destinations.
   u32* epoch = block.template at<u32>(block.shared.epoch);
-  if (thread_index() == 0) *epoch = read_epoch(&p.state->dispatch);
-  if (dispatches) dispatch.begin();
-  bool ok = may_start(p.common);  // also the barrier for the epoch
-  block.epoch = *epoch;
-  if (ok) {
-    ok = plan.run(dispatches || notify.begin());
+  if (thread_index() == kEpochThread) *epoch = read_epoch(&p.state->dispatch);
+  bool ok = !all.leader() || !aborted(p.common);
+  if (dispatches) {
+    dispatch.begin();
+    finish.begin();
   } else {
-    plan.give_up();
+    ok = notify.begin();
   }
-  if (thread_index() == 0) pass_epoch(&p.state->dispatch, block.epoch);
-  if (!ok) {
+  ok = plan.route() && ok;
+  bool failed = all.any(!ok);  // also the barrier for the epoch
+  block.epoch = *epoch;
+
+  if (warp == 0) plan.publish(failed);
+  if (!dispatches) notify.announce_output(failed);
+  if (!failed && !block.idle()) failed = dispatches ? !plan.gather() : !notify.open();
+  failed = all.any(failed);
+  if (warp == kConfig.warps() - 1) plan.publish_ends(failed);
+
+  bool done = !failed && block.idle();
+  if (failed) {
     if (dispatches) dispatch.give_up();
-    return;
+  } else if (!done) {
+    done = dispatches ? dispatch.run(plan) : notify.run(plan);
   }
-  const bool done = dispatches ? dispatch.run(plan) : notify.run(plan);
-  if (ThreadGroup::block().any(!done)) return;
-  if (warp != 0) return;
-  if (lane_index() < p.view.world) {
-    const u32 peer = (p.view.rank + lane_index()) % p.view.world;
-    signal_counter(p.view.map(block.arrivals(p.view.rank), peer), 1);
+  done = !all.any(!done);
+  if (done && warp == 0 && lane_index() < p.view.world) {
+    const u32 peer = p.view.rank + lane_index();
+    signal_counter(
+        p.view.map(block.arrivals(p.view.rank), peer < p.view.world ? peer : peer - p.view.world),
+        1);
   }
-  if (block_index() == 0) EpDispatchFinish<Block>{block}.run();
+  // Late, beside the signal: it takes longer, and nobody waits for it.
+  if (thread_index() == kEpochThread) pass_epoch(&p.state->dispatch, block.epoch);
+  ptx::sync_warp(kFullMask);
+  if (done && dispatches && block_index() == 0) finish.run();
 }
 
 }  // namespace crossdock::device::kernel

@@ -69,6 +69,10 @@ struct EpTokens {
   CROSSDOCK_HOST_DEVICE constexpr u32 count(u32 block) const {
     return min_of(per_block, tokens - first(block));
   }
+  // The last block with tokens; the first when there are none.
+  CROSSDOCK_HOST_DEVICE constexpr u32 last_block() const {
+    return tokens == 0 ? 0 : (tokens - 1) / per_block;
+  }
   // The most words of a routing table that tokens of any number up to `tokens` need.
   CROSSDOCK_HOST_DEVICE static constexpr u64 most_routes(u32 tokens, u32 blocks, u32 world) {
     return u64{blocks} * ceil_div(max_of(ceil_div(tokens, blocks), 1u), kWarpSize) * world;
@@ -91,7 +95,7 @@ struct alignas(8) EpRoute {
 // Counts of four destinations travel in one tagged word, 12 bits each.
 inline constexpr u32 kEpCountBits = 12;
 inline constexpr u32 kEpMaxTokensPerBlock = (1u << kEpCountBits) - 2;
-// Instead of counts or an end: the source has given up, because of `culprit` (abort_word).
+// Instead of counts, an end or an output: the rank has given up, because of `culprit` (abort_word).
 inline constexpr u64 kEpGivenUp = u64{0xfffffffff} << 12;
 CROSSDOCK_HOST_DEVICE constexpr u64 ep_given_up(u32 culprit) {
   return kEpGivenUp | abort_word(culprit);
@@ -141,10 +145,11 @@ CROSSDOCK_HOST_DEVICE constexpr EpAreas add_ep(SymmetricLayout& layout, u32 worl
 struct EpState {
   EpochState dispatch;
   EpochState combine;
-  PaddedWord pool[2];        // tokens taken out of the common pool, by parity
-  PaddedWord tickets[2];     // tokens taken by combine, by parity
-  u32 arrived[kEpMaxRanks];  // blocks of each source, of all epochs so far
-  u32 pulled[kEpMaxRanks];   // blocks that have pulled from here, of all epochs so far
+  PaddedWord pool[2];          // tokens taken out of the common pool, by parity
+  PaddedWord tickets[2];       // tokens taken by combine, by parity
+  PaddedWord send_tickets[2];  // rows taken by those that push, by parity
+  u32 arrived[kEpMaxRanks];    // blocks of each source, of all epochs so far
+  u32 pulled[kEpMaxRanks];     // blocks that have pulled from here, of all epochs so far
   // `pulled` at which the slot's input is free again; the last is the transit.
   u32 free_at[kEpMaxSlots + 1][kEpMaxRanks];
   u32 routed[kEpMaxBlocks];  // the epoch for which a block's routes are complete

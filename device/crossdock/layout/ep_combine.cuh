@@ -8,10 +8,32 @@
 namespace crossdock::device {
 
 struct EpCombineConfig {
-  u32 warps;        // each pulls and adds by itself
+  u32 warps;        // each loads and adds by itself
   u32 stages;       // parts of tokens that a warp has in flight
   u32 stage_bytes;  // of all rows of a part, a multiple of 128
-  CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return warps * kWarpSize; }
+  // By push: of the blocks that send. 0: there are none, every rank pulls the rows it needs.
+  u32 send_warps = 0;
+  u32 send_stages = 0;
+  u32 send_stage_bytes = 0;
+  u32 send_notes = 0;  // of each of them, for the warp that raises flags: more than the stages
+  CROSSDOCK_HOST_DEVICE constexpr bool pushes() const { return send_warps != 0; }
+  CROSSDOCK_HOST_DEVICE constexpr u32 all_warps() const {
+    return pushes() ? max_of(warps, send_warps + 1) : warps;  // one more raises the flags
+  }
+  CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return all_warps() * kWarpSize; }
+};
+
+// Which blocks send: `senders` of `blocks`, spread over the grid; the last is one of them.
+struct EpCombineBlocks {
+  u32 senders;
+  u32 blocks;
+  CROSSDOCK_HOST_DEVICE constexpr u32 senders_before(u32 block) const {
+    return block * senders / blocks;
+  }
+  CROSSDOCK_HOST_DEVICE constexpr bool sends(u32 block) const {
+    return senders_before(block + 1) > senders_before(block);
+  }
+  CROSSDOCK_HOST_DEVICE constexpr u32 adders() const { return blocks - senders; }
 };
 
 // Expert outputs at the rank that made them: offsets in its input block. The rows are those of the
@@ -33,19 +55,39 @@ CROSSDOCK_HOST_DEVICE constexpr EpInputLayout ep_input_layout(u32 capacity, u32 
   return out;
 }
 
+// By push: where the rows of this rank's tokens come, at offsets of its window. Row n of a source
+// is the n-th that the source has of this rank's tokens.
+struct EpStaging {
+  u64 rows;      // bf16 [source][capacity][row_bytes / 2]
+  u64 flags;     // [source][capacity] words: the epoch in which the row has come
+  u32 capacity;  // tokens of one rank
+};
+CROSSDOCK_HOST_DEVICE constexpr EpStaging add_ep_staging(SymmetricLayout& layout, u32 world,
+                                                         u32 capacity, u32 row_bytes) {
+  EpStaging out{};
+  out.capacity = capacity;
+  out.rows = layout.add("ep.staging.rows", u64{world} * capacity * row_bytes);
+  out.flags = layout.add("ep.staging.flags", u64{world} * capacity * 4);
+  return out;
+}
+
 // How a row is cut: a part of all rows of one token fits into a stage.
 struct EpParts {
   u32 bytes;       // of a part of a row, a multiple of 16; the last may be shorter
   u32 count;       // of a row
   u32 per_ticket;  // parts that a warp takes at once
 
-  // `most_rows`: that a token can have: the smaller of ranks and top_k.
-  CROSSDOCK_HOST_DEVICE static constexpr EpParts make(u32 stage_bytes, u32 row_bytes,
-                                                      u32 most_rows) {
+  static constexpr u32 kFewest = 512;  // bytes of a part: a vector a lane
+
+  // `most_rows`: that a token can have: the smaller of ranks and top_k. `wanted`: parts, if they
+  // can be had without becoming smaller than kFewest.
+  CROSSDOCK_HOST_DEVICE static constexpr EpParts make(u32 stage_bytes, u32 row_bytes, u32 most_rows,
+                                                      u32 wanted = 1) {
     const u32 fits = stage_bytes / most_rows / 16 * 16;
     EpParts out{};
-    out.count = ceil_div(row_bytes, fits);
+    out.count = max_of(ceil_div(row_bytes, fits), min_of(wanted, max_of(row_bytes / kFewest, 1u)));
     out.bytes = round_up(ceil_div(row_bytes, out.count), 16u);
+    out.count = ceil_div(row_bytes, out.bytes);
     out.per_ticket = out.count;
     return out;
   }
@@ -72,22 +114,37 @@ struct EpCombineParams {
   u64 input_offset;  // of this rank's input block in its window
   EpParts parts;
   EpCombineOutput output;
+  // By push only.
+  EpStaging staging;
+  EpParts send_parts;
+  const u32* source_ends;  // [world]: of the dispatch
+  u32 send_blocks;
   u32 top_k;
   u32 slot;  // of the input block, for dispatch to know when it is free; kNoSlot: none
   EpState* state;
   u8 source_blocks[kEpMaxRanks];  // of this kernel at every rank
 };
 
-// Shared memory of a block: stages, mbarriers, and what each stage holds.
+// Shared memory of a block that adds: stages, mbarriers, and what each stage holds.
 struct EpStageNote {
   u32 token;
   u32 part;
   u32 rows;
   u32 unused;
 };
+// Of a block that sends: stages, mbarriers, and for each warp a ring of notes for the warp that
+// raises the flags.
+struct EpSendNote {
+  u32 peer;  // kNoPeer: the warp has sent its last row
+  u32 place;
+  u32 part;
+  u32 last;  // the part completes the row
+};
 struct EpCombineShared {
   u32 barriers;
   u32 notes;
+  u32 send_barriers;  // [send_warps][send_stages] full, then [send_warps][ring] sent and taken
+  u32 send_notes;     // [send_warps][ring]
   u32 epoch;
   u32 bytes;
 };
@@ -95,7 +152,12 @@ CROSSDOCK_HOST_DEVICE constexpr EpCombineShared ep_combine_shared(EpCombineConfi
   EpCombineShared s{};
   s.barriers = c.warps * c.stages * c.stage_bytes;
   s.notes = s.barriers + round_up(c.warps * c.stages * 8, 16u);
-  s.epoch = s.notes + c.warps * c.stages * u32{sizeof(EpStageNote)};
+  const u32 add_end = s.notes + c.warps * c.stages * u32{sizeof(EpStageNote)};
+  s.send_barriers = c.send_warps * c.send_stages * c.send_stage_bytes;
+  s.send_notes =
+      s.send_barriers + round_up(c.send_warps * (c.send_stages + 2 * c.send_notes) * 8, 16u);
+  const u32 send_end = s.send_notes + c.send_warps * c.send_notes * u32{sizeof(EpSendNote)};
+  s.epoch = max_of(add_end, send_end);
   s.bytes = round_up(s.epoch + 4, 128u);
   return s;
 }

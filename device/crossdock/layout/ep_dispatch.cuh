@@ -11,11 +11,17 @@ struct EpDispatchConfig {
   u32 dispatch_warps;  // each moves rows through `stages` places in shared memory
   u32 stages;
   u32 notify_warps;
-  bool cast;      // bf16 in, e4m3 and one fp32 scale per 128 values out
+  bool cast;      // bf16 in, e4m3 and one fp32 scale per 128 values out, from a place of its own
   bool wide_ids;  // expert ids are 64 bits
   CROSSDOCK_HOST_DEVICE constexpr u32 warps() const { return dispatch_warps + notify_warps; }
   CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return warps() * kWarpSize; }
 };
+// Of the tokens of a block, those dealt to its warps: a quarter, or all when that is not enough to
+// start every warp. The rest of all blocks is one pool.
+CROSSDOCK_HOST_DEVICE constexpr u32 ep_dealt(u32 dispatch_warps, u32 per_block) {
+  const u32 start = 2 * dispatch_warps;
+  return per_block <= start ? per_block : max_of(start, per_block / 4);
+}
 
 inline constexpr u32 kEpScaleGroup = 128;  // values of a row that share a scale
 
@@ -145,29 +151,31 @@ struct EpDispatchShared {
   u32 barriers;  // [dispatch_warps][stages] mbarriers
   u32 stages;    // [dispatch_warps][stages] rows
   u32 stage_bytes;
+  u32 casts;  // [dispatch_warps] rows with their scales
+  u32 cast_bytes;
   u32 stage_rows;  // [dispatch_warps][stages][32] words: the lane's row of what the stage holds
   u32 routes;      // [groups][world] EpRoute, rows relative to the block
   u32 partial;     // [dispatch_warps][32] words
-  u32 words;       // [quads] 64-bit words
+  u32 outputs;     // [world] 64-bit addresses
   u32 histogram;   // [experts] words
   u32 members;     // [notify_warps][32] words
   u32 epoch;       // one word
   u32 bytes;
 };
-CROSSDOCK_HOST_DEVICE constexpr u32 ep_stage_bytes(EpDispatchConfig c, u32 input_row_bytes) {
-  const u32 scales = c.cast ? ceil_div(input_row_bytes / 2, kEpScaleGroup) * 4 : 0;
-  return round_up(input_row_bytes + round_up(scales, 16u), 128u);
-}
 CROSSDOCK_HOST_DEVICE constexpr EpDispatchShared ep_dispatch_shared(EpDispatchConfig c,
                                                                     u32 input_row_bytes, u32 world,
                                                                     u32 experts, u32 groups) {
   EpDispatchShared s{};
   const u32 stages = c.dispatch_warps * c.stages;
-  s.stage_bytes = ep_stage_bytes(c, input_row_bytes);
-  s.barriers = stages * s.stage_bytes;
+  const u32 values = input_row_bytes / 2;
+  s.stage_bytes = round_up(input_row_bytes, 128u);
+  s.casts = stages * s.stage_bytes;
+  s.cast_bytes =
+      c.cast ? round_up(values + round_up(ceil_div(values, kEpScaleGroup) * 4, 16u), 128u) : 0;
+  s.barriers = s.casts + c.dispatch_warps * s.cast_bytes;
   s.routes = s.barriers + stages * 8;
-  s.words = s.routes + groups * world * 8;
-  s.stage_rows = s.words + 8 * 8;
+  s.outputs = s.routes + groups * world * 8;
+  s.stage_rows = s.outputs + world * 8;
   s.partial = s.stage_rows + stages * kWarpSize * 4;
   s.histogram = s.partial + c.dispatch_warps * kWarpSize * 4;
   s.members = s.histogram + experts * 4;

@@ -77,6 +77,7 @@ enum class Phase : u32 {
   kReuse = 11,       // not a wait: `peer` reuses another routing than this rank, or none
   kRoom = 12,        // not a wait: `seen` places are needed, there is room for `expected`
   kShape = 13,       // not a wait: `peer` has rows of `seen` bytes, this rank of `expected`
+  kRowFlag = 14,     // expected and seen are epochs; what the row waits for may be another peer
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
   switch (phase) {
@@ -106,6 +107,8 @@ CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
       return "room for copies";
     case Phase::kShape:
       return "shape of rows";
+    case Phase::kRowFlag:
+      return "row of a peer";
     default:
       return "unknown phase";
   }

@@ -90,6 +90,12 @@ CROSSDOCK_DEVICE u32 max_bf16x2(u32 a, u32 b) {
   asm("max.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
   return out;
 }
+// Of each pair the larger magnitude, under some sign; NaN loses against a number.
+CROSSDOCK_DEVICE u32 max_magnitude_bf16x2(u32 a, u32 b) {
+  u32 out;
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
 CROSSDOCK_DEVICE float exp2_approximate(float x) {
   float out;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
@@ -139,6 +145,9 @@ CROSSDOCK_DEVICE u32 max_bf16(u32 a, u32 b) {
 }
 CROSSDOCK_DEVICE u32 max_bf16x2(u32 a, u32 b) {
   return max_bf16(a & 0xffffu, b & 0xffffu) | max_bf16(a >> 16, b >> 16) << 16;
+}
+CROSSDOCK_DEVICE u32 max_magnitude_bf16x2(u32 a, u32 b) {
+  return max_bf16x2(a & 0x7fff7fffu, b & 0x7fff7fffu) | ((a ^ b) & 0x80008000u);
 }
 CROSSDOCK_DEVICE float exp2_approximate(float x) {
   return __builtin_exp2f(x);

@@ -178,6 +178,10 @@ CROSSDOCK_DEVICE void st_shared(u32* p, u32 v) {
 CROSSDOCK_DEVICE void st_shared(float* p, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_address(p)), "f"(v) : "memory");
 }
+CROSSDOCK_DEVICE void st_shared(U32x2* p, U32x2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared_address(p)), "r"(v.x), "r"(v.y)
+               : "memory");
+}
 CROSSDOCK_DEVICE void st_shared(U32x4* p, U32x4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(p)), "r"(v.x),
                "r"(v.y), "r"(v.z), "r"(v.w)

@@ -12,6 +12,14 @@
 namespace crossdock::ep {
 inline namespace v1 {
 
+// How the rows of a combine travel; the sums are the same bit by bit.
+enum class CombineBy : std::uint8_t {
+  kPull,  // every rank loads them from where the experts have left them
+  kPush,  // some SMs send the rows of other ranks' tokens, the others add up what comes. Stores are
+          // faster than loads on a busy NVLink; takes staging as large as the outputs of a slot
+  kBySize,  // kPush for 1024 tokens and more of at least 4 ranks on at least 16 SMs, else kPull
+};
+
 // The same on every rank of the group.
 struct Options {
   std::uint32_t experts = 0;     // of all ranks, dealt to them in contiguous ranges
@@ -37,11 +45,21 @@ struct Options {
   std::uint32_t combine_sms = 0;
   std::vector<std::uint32_t> dispatch_sms_of = {};
   std::vector<std::uint32_t> combine_sms_of = {};
+  CombineBy combine = CombineBy::kPull;
+  // By push: of the SMs of a combine, those that send. 0: in proportion to what is sent and added.
+  std::uint32_t combine_send_sms = 0;
   // The longest a kernel waits for a peer before the call fails, naming it.
   std::chrono::nanoseconds wait{std::chrono::seconds(2)};
   bool cast = true;  // dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
   // Rows by expert (Group::group_rows): each expert's begin at a multiple of it. 0: not wanted.
   std::uint32_t expert_alignment = 0;
+  // A dispatch or a combine may start while the kernel before it in its stream still runs
+  // (programmatic dependent launch): it prepares itself and waits before it reads anything. Saves
+  // part of a launch where calls are short; any kernel may come before.
+  bool overlap_launches = false;
+  // Handle::rows() and expert_counts() will be asked. Else a dispatch writes nothing to host
+  // memory.
+  bool host_counts = true;
   bool statistics = true;  // count selections of each expert and waits for each source
 };
 
@@ -57,11 +75,13 @@ struct Sizes {
   std::uint32_t capacity = 0;     // rows that can arrive: world * max_tokens
   std::uint64_t rows_bytes = 0;   // of one slot: rows that can arrive, with all that goes with them
   std::uint64_t input_bytes = 0;  // of one slot: expert outputs, the input of combine
+  std::uint64_t staging_bytes = 0;  // by push: rows that come to be added up, of one combine
   std::uint64_t control_bytes = 0;
   std::uint64_t transit_bytes = 0;  // rows and inputs of dispatches that find all slots held
   std::uint64_t user_bytes = 0;     // the caller's
-  std::uint64_t window_bytes = 0;   // symmetric: control, all slots, transit and the caller's
-  std::uint64_t local_bytes = 0;    // besides the window: state and routing tables
+  std::uint64_t window_bytes =
+      0;  // symmetric: control, staging, all slots, transit and the caller's
+  std::uint64_t local_bytes = 0;  // besides the window: state and routing tables
   // Ordinary memory of each dispatch that falls back: made when it is first needed, used again
   // when its handle is gone, freed with the group.
   std::uint64_t copy_bytes = 0;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <gmock/gmock.h>
 #include <thread>
+#include <tuple>
 
 #include "cuda/graph.hpp"
 #include "gpu/ep/ep_gpu.hpp"
@@ -79,6 +80,28 @@ TEST_F(EpGpu, RowsOfThirtyTwoKibibytes) {
   c.row_bytes = c.combine_bytes = 32768;
   rounds(c, 2);
 }
+TEST_F(EpGpu, CombineByPush) {
+  for (const u32 tokens : {1u, 37u, 600u}) {
+    EpCase c = large(tokens);
+    c.push = true;
+    c.combine_weights = tokens == 37;
+    rounds(c);
+    if (HasFatalFailure()) return;
+  }
+  EpCase odd{.experts = 9,
+             .top_k = 3,
+             .max_tokens = 129,
+             .row_bytes = 48,
+             .combine_bytes = 80,
+             .biases = 1,
+             .blocks = {5, 3},
+             .push = true};
+  rounds(odd);
+  EpCase wide = large(60);
+  wide.row_bytes = wide.combine_bytes = 32768;
+  wide.push = true;
+  rounds(wide, 2);
+}
 TEST_F(EpGpu, EveryNumberOfBlocks) {
   for (const u32 blocks : {1u, 4u, 24u, 132u}) {
     EpCase c = large(260);
@@ -141,8 +164,16 @@ TEST_F(EpGpu, RowsByExpertAndTheirSums) {
 // ---- in a row ----------------------------------------------------------------------------------
 
 TEST_F(EpGpu, AThousandRoundsWithoutTheHostKeepTheirRows) {
-  for (const u32 tokens : {1u, 100u}) {
+  for (const auto& [tokens, push, overlap] : {std::tuple{1u, false, false},
+                                              {100u, false, false},
+                                              {1u, false, true},
+                                              {100u, true, true},
+                                              {100u, true, false}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << tokens << " tokens, push " << push << " overlap " << overlap);
     EpCase c = identity_case(world_, tokens);
+    c.push = push;
+    c.overlap = overlap;
     EpGroupRig r = rig(c);
     const EpInputs inputs = finite_inputs(c, tokens);
     r.load(inputs);
@@ -154,9 +185,8 @@ TEST_F(EpGpu, AThousandRoundsWithoutTheHostKeepTheirRows) {
   }
 }
 
-TEST_F(EpGpu, GraphsReplayWithNewRouting) {
-  EpCase c = identity_case(world_, 120);
-  EpGroupRig r = rig(c);
+void replay_with_new_routing(const EpCase& c) {
+  EpGroupRig r = EpGroupRig::create(c, symm::Backend::kGpu).value();
   EpInputs inputs = finite_inputs(c, 1);
   r.load(inputs);
   std::vector<cuda::Graph> graphs;
@@ -173,6 +203,19 @@ TEST_F(EpGpu, GraphsReplayWithNewRouting) {
       ASSERT_TRUE(graphs[i].launch(*r.rank(r.group().local_ranks()[i]).device().stream()).ok());
     ASSERT_NO_FATAL_FAILURE(r.synchronize());
     ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "replay " << replay;
+  }
+}
+
+TEST_F(EpGpu, GraphsReplayWithNewRouting) {
+  replay_with_new_routing(identity_case(world_, 120));
+}
+TEST_F(EpGpu, GraphsOfOverlappingLaunchesReplayWithNewRouting) {
+  for (const bool push : {false, true}) {
+    EpCase c = identity_case(world_, 60);
+    c.push = push;
+    c.overlap = true;
+    replay_with_new_routing(c);
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -41,6 +41,34 @@ TEST(EpGroup, CastsAndTakesWideIds) {
     ASSERT_NO_FATAL_FAILURE(rig.round(seed));
 }
 
+TEST(EpGroup, RoundsByPushWithOverlappingLaunches) {
+  for (const u32 world : {1u, 2u, 4u}) {
+    SCOPED_TRACE(world);
+    EpGroupRig rig = twin_rig({.world = world,
+                               .max_tokens = 40,
+                               .biases = 1,
+                               .blocks = {3, 2},
+                               .push = true,
+                               .overlap = true});
+    for (u32 seed = 1; seed <= 3; ++seed) {
+      rig.group().core().launcher().set_schedule(weak_schedule(seed));
+      ASSERT_NO_FATAL_FAILURE(rig.round(seed));
+    }
+  }
+}
+TEST(EpGroup, CountsAreNotToldToTheHostWhenNotWanted) {
+  const EpCase c{.world = 2, .host_counts = false};
+  EpGroupRig rig = twin_rig(c);
+  const EpInputs inputs(c, 3);
+  rig.load(inputs);
+  auto handles = rig.dispatch();
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  ASSERT_NO_FATAL_FAILURE(rig.check(handles[0], EpReference(c, inputs)));
+  for (const Code code :
+       {handles[0].rows(ep_soon()).code(), handles[0].expert_counts(ep_soon()).code()})
+    EXPECT_EQ(code, Code::kInvalidArgument);
+}
+
 TEST(EpGroup, SlotsAreHeldByHandlesAndGivenBack) {
   const EpCase c{.world = 2};
   auto options = ep_options(c, symm::Backend::kCpu);
@@ -218,6 +246,14 @@ TEST(EpGroup, WrongOptionsSayTheRuleTheValueAndTheFix) {
   refuse([](auto& o) { o.slots = 0; }, 4, "slots = 0");
   refuse([](auto& o) { o.dispatch_sms_of = {4, 0, 4, 4}; }, 4, "dispatch_sms = 0");
   refuse([](auto& o) { o.combine_sms_of = {1, 2}; }, 4, "has 2 numbers for 4 ranks");
+  refuse([](auto& o) { o.combine = ep::CombineBy::kPush, o.combine_sms = 1; }, 4,
+         "combine_sms = 1 by push must be at least 2");
+  refuse(
+      [](auto& o) {
+        o.combine = ep::CombineBy::kPush;
+        o.combine_sms = o.combine_send_sms = 4;
+      },
+      4, "more than combine_send_sms = 4");
   refuse([](auto& o) { o.max_tokens = 40000, o.dispatch_sms = 4; }, 4, "dispatch_sms = 4 must be");
 }
 
@@ -242,6 +278,25 @@ TEST(EpGroup, SizesAreTheRowsThatCanArrive) {
   EXPECT_EQ(sizes.window_bytes, sizes.control_bytes + options.slots * slot + sizes.transit_bytes);
   EXPECT_LT(static_cast<double>(sizes.copy_bytes), 2 * 1.1 * rows);
   EXPECT_LT(sizes.control_bytes, 1u << 20);
+}
+
+TEST(EpGroup, PushTakesStagingAsLargeAsTheOutputsOfASlot) {
+  ep::Options options{.experts = 256, .top_k = 8, .max_tokens = 4096, .hidden = 7168};
+  EXPECT_EQ(ep::sizes(options, 4).value().staging_bytes, 0u);
+  const auto pull = ep::sizes(options, 4).value();
+  options.combine = ep::CombineBy::kPush;
+  const auto push = ep::sizes(options, 4).value();
+  EXPECT_NEAR(static_cast<double>(push.staging_bytes), 4.0 * 4096 * 7168 * 2, 1e6);
+  EXPECT_EQ(push.window_bytes, pull.window_bytes + push.staging_bytes);
+  EXPECT_EQ(ep::sizes(options, 1).value().staging_bytes, 0u);
+  // By size: where there are ranks, tokens and SMs enough.
+  options.combine = ep::CombineBy::kBySize;
+  EXPECT_EQ(ep::sizes(options, 4).value().staging_bytes, 0u);
+  options.combine_sms = 16;
+  EXPECT_EQ(ep::sizes(options, 4).value().staging_bytes, push.staging_bytes);
+  EXPECT_EQ(ep::sizes(options, 2).value().staging_bytes, 0u);
+  options.max_tokens = 128;
+  EXPECT_EQ(ep::sizes(options, 4).value().staging_bytes, 0u);
 }
 
 TEST(EpGroup, WrongTokensAreRefused) {
@@ -373,7 +428,8 @@ TEST(EpGroup, EveryVariantIsInTheKernelList) {
     const auto ref = ep::dispatch_kernel(config).value();
     EXPECT_TRUE(listed(ref.spec)) << ref.spec.expression();
   }
-  EXPECT_TRUE(listed(ep::combine_kernel().spec));
+  for (const bool pushes : {false, true})
+    EXPECT_TRUE(listed(ep::combine_kernel(pushes).spec));
   EXPECT_TRUE(listed(ep::group_rows_kernel().spec));
   EXPECT_TRUE(listed(ep::reduce_rows_kernel().spec));
   EXPECT_TRUE(listed(ep::expand_rows_kernel().spec));

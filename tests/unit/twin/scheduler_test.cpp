@@ -196,6 +196,23 @@ TEST(TwinScheduler, AForeignPointerIsAViolation) {
   EXPECT_EQ(host, 0u);
 }
 
+TEST(TwinScheduler, AnOverlappingKernelWaitsBeforeItTouchesMemory) {
+  auto world = make_world(1);
+  auto* word = make(*world, 0, 1);
+  const LaunchConfig config{.block = 1, .overlap = true, .name = "early"};
+  start(*world, config, [word] { st(word, 1); });
+  const Report report = run(*world, {});
+  EXPECT_EQ(report.outcome, Outcome::kViolation);
+  EXPECT_EQ(report.kind, "dependency");
+  EXPECT_EQ(*word, 0u);
+  start(*world, config, [word] {
+    hk::grid_dependency_wait(Site::here());
+    st(word, 2);
+  });
+  ASSERT_TRUE(run(*world, {}).ok());
+  EXPECT_EQ(*word, 2u);
+}
+
 TEST(TwinScheduler, AttachedMemoryBelongsToItsRank) {
   auto world = make_world(2);
   alignas(16) static u32 outside[64];
