@@ -9,6 +9,7 @@
 
 #include <crossdock/comm/epoch.cuh>
 #include <crossdock/comm/grid_sync.cuh>
+#include <crossdock/layout/ep_combine.cuh>
 #include <crossdock/layout/exchange.cuh>
 #include <crossdock/layout/probe.cuh>
 #include <crossdock/ptx/wgmma.cuh>
@@ -123,6 +124,42 @@ TEST(RowPeer, NeverThisRankAndAllOthers) {
     EXPECT_NEAR(hits[peer], 1000, 150);
   p.fixed_peer = 4;
   EXPECT_EQ(row_peer(p, 17), 4u);
+}
+
+TEST(EpParts, CoverTheRowAndAreSmallWhereManyAreWanted) {
+  for (const u32 row_bytes : {16u, 48u, 512u, 4096u, 14336u, 16384u, 32768u})
+    for (const u32 most_rows : {1u, 2u, 4u, 8u, 32u})
+      for (const u32 wanted : {1u, 2u, 7u, 28u, 1000u}) {
+        const EpParts parts = EpParts::make(14336, row_bytes, most_rows, wanted);
+        SCOPED_TRACE(::testing::Message() << row_bytes << " " << most_rows << " " << wanted);
+        EXPECT_EQ(parts.bytes % 16, 0u);
+        EXPECT_LE(parts.bytes * most_rows, 14336u);
+        EXPECT_GE(parts.bytes * parts.count, row_bytes);
+        EXPECT_LT(parts.bytes * (parts.count - 1), row_bytes);
+        EXPECT_EQ(parts.tickets_per_token(), 1u);
+      }
+  EXPECT_EQ(EpParts::make(14336, 14336, 2).count, 2u);
+  EXPECT_EQ(EpParts::make(14336, 14336, 2, 1000).bytes, EpParts::kFewest);
+}
+
+TEST(EpCombineBlocks, SendersAreSpreadAndTheLastBlockIsOne) {
+  for (u32 blocks = 2; blocks <= 160; ++blocks)
+    for (u32 senders = 1; senders < blocks; ++senders) {
+      const EpCombineBlocks grid{senders, blocks};
+      u32 seen = 0, longest = 0, run = 0;
+      for (u32 block = 0; block < blocks; ++block) {
+        EXPECT_EQ(grid.senders_before(block), seen);
+        const bool sends = grid.sends(block);
+        seen += sends;
+        run = sends ? 0 : run + 1;
+        longest = std::max(longest, run);
+      }
+      ASSERT_EQ(seen, senders) << blocks;
+      EXPECT_TRUE(grid.sends(blocks - 1));
+      EXPECT_LE(longest, ceil_div(blocks, senders)) << blocks << " " << senders;
+    }
+  EXPECT_EQ((EpCombineBlocks{0, 12}.adders()), 12u);
+  EXPECT_FALSE((EpCombineBlocks{0, 12}.sends(11)));
 }
 
 TEST(Descriptor, FieldsAreWhereTheHardwareLooks) {
