@@ -62,9 +62,17 @@ class Options:
     #: SMs of a dispatch and of a combine; 0: as many as fill the wire. A sequence: one number a rank.
     dispatch_sms: Union[int, Sequence[int]] = 0
     combine_sms: Union[int, Sequence[int]] = 0
+    #: How the rows of a combine travel, the sums being the same bit by bit: "pull", every rank loads them;
+    #: "push", some SMs send them, which takes staging; "by_size", push where it is faster.
+    combine: str = "pull"
+    combine_send_sms: int = 0  #: by push: of the SMs of a combine, those that send; 0: in proportion
     wait: float = 2.0  #: seconds a kernel waits for a peer before the call fails, naming it
     cast: bool = True  #: dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
     expert_alignment: int = 0  #: rows by expert (group_rows): each begins at a multiple of it
+    #: A dispatch or combine may start while the kernel before it in its stream still runs: it prepares
+    #: itself and waits before it reads anything. Saves part of a launch where calls are short.
+    overlap_launches: bool = False
+    host_counts: bool = True  #: Handle.rows() and expert_counts() will be asked
     statistics: bool = True  #: count selections of each expert and waits for each source
 
 
@@ -76,9 +84,10 @@ class Sizes:
     rows_bytes: int  #: of one slot: rows that can arrive, with all that goes with them
     input_bytes: int  #: of one slot: expert outputs
     control_bytes: int
+    staging_bytes: int  #: by push: rows that come to be added up, of one combine
     transit_bytes: int  #: rows and inputs of dispatches that find all slots held
     user_bytes: int  #: the caller's
-    window_bytes: int  #: symmetric: control, all slots, the transit and the caller's
+    window_bytes: int  #: symmetric: control, staging, all slots, the transit and the caller's
     local_bytes: int  #: besides the window
     copy_bytes: int  #: ordinary memory of each dispatch that falls back
 

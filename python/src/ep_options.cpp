@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <limits>
 #include <nanobind/stl/string.h>
+#include <string>
 #include <vector>
 
 #include "bind.hpp"
@@ -49,6 +50,15 @@ T whole_number(nb::handle value, const char* name) {
   return out;
 }
 
+ep::CombineBy combine_by(nb::handle value) {
+  const std::string name = text_of(value);
+  if (name == "pull") return ep::CombineBy::kPull;
+  if (name == "push") return ep::CombineBy::kPush;
+  if (name == "by_size") return ep::CombineBy::kBySize;
+  raise(invalid_argument(
+      fmt::format("combine = {} must be \"pull\", \"push\" or \"by_size\"", name)));
+}
+
 std::uint64_t bytes_of(nb::handle value, const char* name) {
   return whole_number<std::uint64_t>(value, name);
 }
@@ -65,6 +75,7 @@ nb::dict dict_of(const ep::Sizes& sizes) {
   out["rows_bytes"] = sizes.rows_bytes;
   out["input_bytes"] = sizes.input_bytes;
   out["control_bytes"] = sizes.control_bytes;
+  out["staging_bytes"] = sizes.staging_bytes;
   out["transit_bytes"] = sizes.transit_bytes;
   out["user_bytes"] = sizes.user_bytes;
   out["window_bytes"] = sizes.window_bytes;
@@ -86,12 +97,16 @@ ep::Options options_of(nb::handle options) {
   read("scale_bytes", out.scale_bytes);
   read("slots", out.slots);
   read("expert_alignment", out.expert_alignment);
+  read("combine_send_sms", out.combine_send_sms);
+  out.combine = combine_by(options.attr("combine"));
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);
   read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
   out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
   out.fall_back = nb::cast<bool>(options.attr("fall_back"));
   out.user_bytes = bytes_of(options.attr("user_bytes"), "user_bytes");
   out.cast = nb::cast<bool>(options.attr("cast"));
+  out.overlap_launches = nb::cast<bool>(options.attr("overlap_launches"));
+  out.host_counts = nb::cast<bool>(options.attr("host_counts"));
   out.statistics = nb::cast<bool>(options.attr("statistics"));
   out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");
   return out;

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import crossdock
-from cases import TIMEOUT, Case, bf16_rows, check_received, dispatch, raises, tokens_of
+from cases import TIMEOUT, Case, bf16_rows, check_received, dispatch, raises, round_of, tokens_of
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
 
@@ -21,6 +21,39 @@ def one_round(case, seed):
     sent = [tokens_of(case, r, seed) for r in range(case.world)]
     want = [ref.dispatch(r, case.experts, sent, case.payload == "cast") for r in range(case.world)]
     return sent, want
+
+
+# ---- ways to combine ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("options", [{"combine": "push"}, {"combine": "push", "combine_send_sms": 1},
+                                     {"combine": "by_size"}, {"overlap_launches": True}])
+def test_combine_gives_the_same_however_rows_travel(world, options):
+    case = Case(world=world, hidden=256)
+    with flow_group(case, combine_sms=4, **options) as group:
+        # A single rank has nobody to send to, and these sizes are too small to be worth it.
+        assert (group.memory.staging_bytes > 0) == (options.get("combine") == "push" and world > 1)
+        for seed in (1, 2, 3):
+            round_of(case, group, seed, biases=seed - 1)
+
+
+def test_wrong_ways_to_combine():
+    with raises(crossdock.InvalidArgument, 'combine = both must be "pull", "push" or "by_size"'):
+        ep.sizes(dataclasses.replace(Case().options(), combine="both"), 2)
+
+
+def test_counts_that_were_not_wanted_say_so():
+    case = Case(world=1)
+    sent, want = one_round(case, 1)
+    with flow_group(case, host_counts=False) as group:
+        handle = dispatch(case, group, sent)[0]
+        group.synchronize(TIMEOUT)
+        n = int(handle.received.source_ends[-1])
+        assert n == len(want[0].tokens)
+        np.testing.assert_array_equal(handle.received.rows[:n], want[0].rows)
+        with raises(crossdock.InvalidArgument, "host_counts"):
+            handle.rows()
 
 
 # ---- copies by expert --------------------------------------------------------------------------
