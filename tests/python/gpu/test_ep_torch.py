@@ -58,6 +58,12 @@ class Sent:
         self.scales = to_gpu(self.plain.scales, rank)
 
 
+def all_idle():
+    """Of every GPU; torch.cuda.synchronize() alone means the current one."""
+    for rank in range(WORLD):
+        torch.cuda.synchronize(rank)
+
+
 def dispatch(case, group, sent, **more):
     return [group.dispatch(of.rows, of.ids, of.weights, scales=of.scales, rank=r,
                            cast=case.payload == "cast", scales_by_column=case.scales_by_column, **more)
@@ -166,7 +172,7 @@ def test_calls_follow_the_current_stream():
         sent = [finite(CASE, r, 3) for r in range(WORLD)]
         for of in sent:
             of.rows.zero_()
-        torch.cuda.synchronize()
+        all_idle()
         streams = [torch.cuda.Stream(r) for r in range(WORLD)]
         outs = []
         for r in range(WORLD):
@@ -188,7 +194,7 @@ def test_calls_follow_the_current_stream():
 def test_a_stream_may_be_given():
     with make_group(CASE) as group:
         sent = [finite(CASE, r, 4) for r in range(WORLD)]
-        torch.cuda.synchronize()
+        all_idle()
         streams = [torch.cuda.Stream(r) for r in range(WORLD)]
         handles = [group.dispatch(of.rows, of.ids, rank=r,
                                   stream=streams[r] if r % 2 == 0 else streams[r].cuda_stream)
@@ -225,12 +231,11 @@ def test_graphs_replay_with_new_routing():
             for r in range(WORLD):
                 sent[r].rows.copy_(fresh[r].rows)
                 sent[r].ids.copy_(fresh[r].ids)
-            torch.cuda.synchronize()
+            all_idle()
             for r in range(WORLD):
                 with torch.cuda.device(r):
                     graphs[r].replay()
-            for r in range(WORLD):
-                torch.cuda.synchronize(r)
+            all_idle()
             group.check()
             for r in range(WORLD):
                 np.testing.assert_array_equal(
@@ -242,7 +247,7 @@ def test_ranks_may_run_ahead_on_threads_of_their_own():
     """Far enough that streams' queues fill: a launch that waits must not keep the others from theirs."""
     with make_group(CASE, wait=20.0) as group:
         sent = [finite(CASE, r, 8) for r in range(WORLD)]
-        torch.cuda.synchronize()
+        all_idle()
         outs, failed = [None] * WORLD, []
 
         def run(rank):
@@ -348,7 +353,7 @@ def test_waiting_for_rows_leaves_the_stream_alone():
     """The number of rows reaches the host while later work is still in the stream."""
     with make_group(CASE) as group:
         sent = [finite(CASE, r, 6) for r in range(WORLD)]
-        torch.cuda.synchronize()
+        all_idle()
         handles = dispatch(CASE, group, sent)
         for r in range(WORLD):
             with torch.cuda.device(r):
