@@ -38,6 +38,13 @@ int swizzle(std::uint32_t bytes) {
   return known ? std::countr_zero(bytes) - 4 : -1;
 }
 
+// CUtensorMapL2promotion: 0, 1, 2, 3 for none, 64, 128 and 256 bytes; -1 for anything else.
+int l2_promotion(std::uint32_t bytes) {
+  if (bytes == 0) return 0;
+  const bool known = bytes == 64 || bytes == 128 || bytes == 256;
+  return known ? std::countr_zero(bytes) - 5 : -1;
+}
+
 std::string describe(const TensorMapOptions& o) {
   const std::size_t rank = o.rank;
   return fmt::format("encode a tensor map of {} with dims {}, strides {}, box {}, swizzle {}",
@@ -54,6 +61,10 @@ Result<device::TensorMap> encode_for_gpu(const cuda::Context& context,
   if (swizzle(options.swizzle_bytes) < 0)
     return invalid_argument(fmt::format("tensor map: swizzle_bytes = {} must be 0, 32, 64 or 128",
                                         options.swizzle_bytes));
+  if (l2_promotion(options.l2_promotion_bytes) < 0)
+    return invalid_argument(
+        fmt::format("tensor map: l2_promotion_bytes = {} must be 0, 64, 128 or 256",
+                    options.l2_promotion_bytes));
   const cuda::Driver& driver = context.driver();
   if (driver.cuTensorMapEncodeTiled == nullptr)
     return make_error(
@@ -66,7 +77,8 @@ Result<device::TensorMap> encode_for_gpu(const cuda::Context& context,
       driver,
       cuTensorMapEncodeTiled(&encoded, data_type(options.element), options.rank, options.base,
                              options.dims.data(), options.strides.data(), options.box.data(),
-                             kDense.data(), 0, swizzle(options.swizzle_bytes), 0, 0),
+                             kDense.data(), 0, swizzle(options.swizzle_bytes),
+                             l2_promotion(options.l2_promotion_bytes), 0),
       describe(options));
   device::TensorMap map{};
   static_assert(sizeof map == sizeof encoded);

@@ -65,12 +65,21 @@ struct ReadSet {
 };
 
 // The rarely used part of a fiber, made on first use.
+// A cp.async that its thread has not waited for. `global` null: zeros.
+struct PendingCopy {
+  void* shared = nullptr;
+  const void* global = nullptr;
+  unsigned bytes = 0;
+};
+
 struct FiberExtra {
   BulkState bulk;
   std::vector<std::uint32_t> wgmma_groups;  // issue counts at each commit not yet waited for
   std::uint32_t wgmma_issued = 0;
   bool wgmma_fenced = false;
   std::uint32_t registers = 0;
+  std::vector<PendingCopy> open_copies;  // since the last commit
+  std::vector<std::vector<PendingCopy>> copies;
 };
 
 struct alignas(64) Fiber {

@@ -28,6 +28,8 @@ struct TensorMapOptions {
   std::array<std::uint64_t, 4> strides{};
   std::array<std::uint32_t, 5> box{};
   std::uint32_t swizzle_bytes = 0;  // 0, 32, 64 or 128
+  // On GPUs, how much L2 fetches at once: 0, 64, 128 or 256. Changes speed only.
+  std::uint32_t l2_promotion_bytes = 0;
 };
 
 Result<device::TensorMap> encode_tensor_map(const TensorMapOptions& options);

@@ -101,6 +101,10 @@ CROSSDOCK_DEVICE float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
+// Not approximate: within 2 units of the last place.
+CROSSDOCK_DEVICE float exponential(float x) {
+  return expf(x);
+}
 CROSSDOCK_DEVICE float reciprocal_approximate(float x) {
   float out;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
@@ -151,6 +155,9 @@ CROSSDOCK_DEVICE u32 max_magnitude_bf16x2(u32 a, u32 b) {
 }
 CROSSDOCK_DEVICE float exp2_approximate(float x) {
   return __builtin_exp2f(x);
+}
+CROSSDOCK_DEVICE float exponential(float x) {
+  return __builtin_expf(x);
 }
 CROSSDOCK_DEVICE float reciprocal_approximate(float x) {
   return 1.0f / x;

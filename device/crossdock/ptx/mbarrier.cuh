@@ -30,6 +30,15 @@ CROSSDOCK_DEVICE void mbarrier_arrive(MBarrier* b, u32 count) {
                "r"(count)
                : "memory");
 }
+// Arrives where `condition` holds. The address is computed by all lanes alike.
+CROSSDOCK_DEVICE void mbarrier_arrive_if(MBarrier* b, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "@p mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(b)),
+      "r"(static_cast<u32>(condition))
+      : "memory");
+}
 CROSSDOCK_DEVICE void mbarrier_expect_tx(MBarrier* b, u32 bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)),
                "r"(bytes)
@@ -78,6 +87,9 @@ CROSSDOCK_DEVICE void mbarrier_arrive(MBarrier* b CROSSDOCK_SITE) {
 }
 CROSSDOCK_DEVICE void mbarrier_arrive(MBarrier* b, u32 count CROSSDOCK_SITE) {
   twin::hooks::mbarrier_arrive(b, count, site);
+}
+CROSSDOCK_DEVICE void mbarrier_arrive_if(MBarrier* b, bool condition CROSSDOCK_SITE) {
+  if (condition) twin::hooks::mbarrier_arrive(b, 1, site);
 }
 CROSSDOCK_DEVICE void mbarrier_expect_tx(MBarrier* b, u32 bytes CROSSDOCK_SITE) {
   twin::hooks::mbarrier_expect_tx(b, bytes, site);

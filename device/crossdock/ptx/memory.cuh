@@ -133,6 +133,16 @@ CROSSDOCK_DEVICE CachePolicy evict_last_policy() {
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy.bits));
   return policy;
 }
+// ld_nc into `v` where `condition` holds; nothing waits for it until `v` is used.
+CROSSDOCK_DEVICE void ld_nc_if(float& v, const float* p, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "@p ld.global.nc.f32 %0, [%1];\n}"
+      : "+f"(v)
+      : "l"(p), "r"(static_cast<u32>(condition))
+      : "memory");
+}
 CROSSDOCK_DEVICE U32x4 ld_nc_hint(const U32x4* p, CachePolicy policy) {
   U32x4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
@@ -198,6 +208,9 @@ CROSSDOCK_DEVICE CachePolicy evict_first_policy() {
 }
 CROSSDOCK_DEVICE CachePolicy evict_last_policy() {
   return {2};
+}
+CROSSDOCK_DEVICE void ld_nc_if(float& v, const float* p, bool condition CROSSDOCK_SITE) {
+  if (condition) v = twin::hooks::load_as(p, kNonCoherentAccess, site);
 }
 CROSSDOCK_DEVICE U32x4 ld_nc_hint(const U32x4* p, CachePolicy CROSSDOCK_SITE) {
   return twin::hooks::load_as(p, kNonCoherentAccess, site);

@@ -33,6 +33,12 @@ CROSSDOCK_DEVICE T shuffle_xor(u32 mask, T value, u32 lanes) {
 CROSSDOCK_DEVICE u32 uniform(u32 value) {
   return __shfl_sync(kFullMask, value, 0);
 }
+// A value that is the same in all lanes, in one of the registers that a warp has once. Loops
+// bounded by it count as uniform, and so does what they advance: descriptors then need no moves
+// between the instructions that use them. All lanes call it.
+CROSSDOCK_DEVICE u32 warp_constant(u32 value) {
+  return __reduce_or_sync(kFullMask, value);
+}
 CROSSDOCK_DEVICE u32 ballot(u32 mask, bool predicate) {
   return __ballot_sync(mask, predicate);
 }
@@ -90,6 +96,12 @@ CROSSDOCK_DEVICE void store_matrix_x2(void* row, const u32 (&r)[2]) {
       "r"(r[0]), "r"(r[1])
       : "memory");
 }
+CROSSDOCK_DEVICE void store_matrix_x2_transposed(void* row, const u32 (&r)[2]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1])
+      : "memory");
+}
 CROSSDOCK_DEVICE void store_matrix_x4(void* row, const u32 (&r)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
@@ -134,6 +146,9 @@ CROSSDOCK_DEVICE T shuffle_xor(u32 mask, T value, u32 lanes CROSSDOCK_SITE) {
 CROSSDOCK_DEVICE u32 uniform(u32 value CROSSDOCK_SITE) {
   return shuffle_bits(kFullMask, value, {twin::hooks::Shuffle::kIndex, 0}, site);
 }
+CROSSDOCK_DEVICE u32 warp_constant(u32 value CROSSDOCK_SITE) {
+  return twin::hooks::reduce(kFullMask, twin::hooks::Rmw::kOr, value, site);
+}
 CROSSDOCK_DEVICE u32 ballot(u32 mask, bool predicate CROSSDOCK_SITE) {
   return twin::hooks::ballot(mask, predicate, site);
 }
@@ -171,6 +186,9 @@ CROSSDOCK_DEVICE void load_matrix_x4_transposed(u32 (&r)[4], const void* row CRO
 }
 CROSSDOCK_DEVICE void store_matrix_x2(void* row, const u32 (&r)[2] CROSSDOCK_SITE) {
   twin::hooks::store_matrix(r, row, {2, false}, site);
+}
+CROSSDOCK_DEVICE void store_matrix_x2_transposed(void* row, const u32 (&r)[2] CROSSDOCK_SITE) {
+  twin::hooks::store_matrix(r, row, {2, true}, site);
 }
 CROSSDOCK_DEVICE void store_matrix_x4(void* row, const u32 (&r)[4] CROSSDOCK_SITE) {
   twin::hooks::store_matrix(r, row, {4, false}, site);

@@ -47,6 +47,19 @@ CROSSDOCK_DEVICE void pin_accumulators(float (&d)[kRegisters]) {
   for (u32 i = 0; i < kRegisters; ++i)
     asm volatile("" : "+f"(d[i])::"memory");
 }
+// The same for values that are made from accumulators before these are used again.
+template <u32 kCount>
+CROSSDOCK_DEVICE void pin_registers(u32 (&r)[kCount]) {
+  CROSSDOCK_UNROLL
+  for (u32 i = 0; i < kCount; ++i)
+    asm volatile("" : "+r"(r[i])::"memory");
+}
+// `value`, as if it were not known: what is made of it is computed here and not kept in registers
+// from before.
+CROSSDOCK_DEVICE u32 forgotten(u32 value) {
+  asm volatile("" : "+r"(value)::"memory");
+  return value;
+}
 
 // Operand lists of 4, 8, ... accumulators from index i on.
 #define CROSSDOCK_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -135,6 +148,11 @@ CROSSDOCK_DEVICE void wgmma_wait(float (&)[kRegisters] CROSSDOCK_SITE) {
 }
 template <std::size_t kRegisters>
 CROSSDOCK_DEVICE void pin_accumulators(float (&)[kRegisters]) {}
+template <std::size_t kCount>
+CROSSDOCK_DEVICE void pin_registers(u32 (&)[kCount]) {}
+CROSSDOCK_DEVICE u32 forgotten(u32 value) {
+  return value;
+}
 
 template <std::size_t kRegisters>
 constexpr bool wgmma_width_exists() {

@@ -55,7 +55,7 @@ struct RegisterPlan {
 namespace detail {
 
 template <class Role, u32 kFirstWarp, u32 kAtLaunch, class Context>
-CROSSDOCK_DEVICE void run_role(const Context& context) {
+CROSSDOCK_DEVICE void run_role(const Context& context, u32 warp) {
   if constexpr (Role::kRegisters != 0) {
     static_assert(kFirstWarp % 4 == 0, "a role that changes registers begins with a warpgroup");
     if constexpr (Role::kRegisters > kAtLaunch) {
@@ -64,15 +64,15 @@ CROSSDOCK_DEVICE void run_role(const Context& context) {
       ptx::registers_decrease<Role::kRegisters>();
     }
   }
-  Role::run(context, warp_index() - kFirstWarp);
+  Role::run(context, warp - kFirstWarp);
 }
 
 template <u32 kFirstWarp, u32 kAtLaunch, class Role, class... Rest, class Context>
 CROSSDOCK_DEVICE void dispatch(const Context& context, u32 warp) {
   if constexpr (sizeof...(Rest) == 0) {
-    run_role<Role, kFirstWarp, kAtLaunch>(context);
+    run_role<Role, kFirstWarp, kAtLaunch>(context, warp);
   } else if (warp < kFirstWarp + Role::kWarps) {
-    run_role<Role, kFirstWarp, kAtLaunch>(context);
+    run_role<Role, kFirstWarp, kAtLaunch>(context, warp);
   } else {
     dispatch<kFirstWarp + Role::kWarps, kAtLaunch, Rest...>(context, warp);
   }
@@ -84,7 +84,8 @@ CROSSDOCK_DEVICE void dispatch(const Context& context, u32 warp) {
 template <class... Roles, class Context>
 CROSSDOCK_DEVICE void run_roles(const Context& context) {
   using Plan = RegisterPlan<Roles...>;
-  // Uniform over the warp, so that the compiler sees each role as one branch.
+  // Uniform over the warp, so that the compiler sees each role as one branch, and can keep what a
+  // role makes of it in the warp's own registers.
   const u32 warp = ptx::uniform(warp_index());
   detail::dispatch<0, Plan::kAtLaunch, Roles...>(context, warp);
 }

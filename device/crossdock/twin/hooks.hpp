@@ -148,6 +148,12 @@ bool mbarrier_try_wait(void* barrier, std::uint32_t parity, Site site);
 
 // ---- asynchronous copies ----------------------------------------------------------------------
 
+// cp.async, 4 or 16 bytes; `global` null: zeros. Of the calling thread, in its groups.
+void copy_async(void* shared, const void* global, unsigned bytes, Site site);
+void copy_async_commit(Site site);
+// At most `pending` groups of this thread have not arrived afterwards.
+void copy_async_wait(unsigned pending, Site site);
+
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* barrier, Site site);
 void bulk_store(void* global, const void* shared, std::uint32_t bytes, Site site);
 enum class BulkReduce : std::uint8_t { kAddF32, kAddBf16, kAddF16, kAddU32, kAddU64 };

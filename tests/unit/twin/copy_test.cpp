@@ -237,5 +237,58 @@ TEST(TwinCopy, WrongUseIsAViolation) {
             "misaligned");
 }
 
+// cp.async: groups of a thread arrive when it waits for them, in order; zeros where there is no
+// source.
+TEST(TwinCopy, CopiesOfThreadsArriveWhenTheyAreWaitedFor) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    auto world = make_world(1);
+    u32* from = make(*world, 0, 8);
+    u32* seen = make(*world, 0, 12);
+    for (u32 i = 0; i < 8; ++i)
+      from[i] = i + 1;
+    start(*world, {.block = 1, .shared_bytes = 64}, [=] {
+      const Site s = Site::here();
+      auto* shared = reinterpret_cast<u32*>(dynamic_shared());
+      hk::copy_async(shared, from, 16, s);
+      hk::copy_async_commit(s);
+      hk::copy_async(shared + 4, from + 5, 4, s);
+      hk::copy_async(shared + 8, nullptr, 16, s);
+      hk::copy_async_commit(s);
+      hk::copy_async_wait(1, s);
+      st(seen, ld(shared + 3));
+      st(seen + 1, ld(shared + 4));  // not yet
+      hk::copy_async_wait(0, s);
+      st(seen + 2, ld(shared + 4));
+      st(seen + 3, ld(shared + 9));
+    });
+    ASSERT_TRUE(run(*world, schedule_of(seed)).ok());
+    EXPECT_EQ(seen[0], 4u);
+    EXPECT_EQ(seen[1], 0xffffffffu);
+    EXPECT_EQ(seen[2], 6u);
+    EXPECT_EQ(seen[3], 0u);
+  }
+}
+
+TEST(TwinCopy, CopiesOfThreadsWantAFenceBeforeTheAsyncProxy) {
+  for (const bool fenced : {false, true}) {
+    auto world = make_world(1);
+    u32* from = make(*world, 0, 4);
+    u32* to = make(*world, 0, 4);
+    start(*world, {.block = 1, .shared_bytes = 64}, [=] {
+      const Site s = Site::here();
+      hk::copy_async(dynamic_shared(), from, 16, s);
+      hk::copy_async_commit(s);
+      hk::copy_async_wait(0, s);
+      if (fenced) hk::fence_proxy_async(s);
+      hk::bulk_store(to, dynamic_shared(), 16, s);
+      hk::bulk_commit(s);
+      hk::bulk_wait(0, false, s);
+    });
+    const Report report = run(*world, schedule_of(1));
+    EXPECT_EQ(report.ok(), fenced) << report.message;
+    if (!fenced) EXPECT_EQ(report.kind, "proxy");
+  }
+}
+
 }  // namespace
 }  // namespace crossdock::twin
