@@ -1,6 +1,6 @@
-// `crossdock jit`: the cache of compiled kernels, from outside: list, warm, verify, prune; and the
-// register budget of every kernel variant. Works without a GPU; warming and budgets need a
-// compiler. SPDX-License-Identifier: Apache-2.0
+// `crossdock jit`: the cache of compiled kernels, from outside: list, warm, verify, prune; and of
+// every kernel variant the register budget and the machine code. Works without a GPU; all but list,
+// verify and prune need a compiler. SPDX-License-Identifier: Apache-2.0
 #include "jit/jit.hpp"
 
 #include <algorithm>
@@ -176,6 +176,49 @@ int prune(const PruneOptions& wanted) {
   return kDone;
 }
 
+// --- dump ---
+
+struct DumpOptions {
+  std::string folder;
+  std::vector<int> archs;
+  std::vector<std::string> names;
+};
+
+// The title of a variant as a file name: "grouped_gemm.tile_rows=128.stages=4.sm_90a.cubin".
+std::string file_name(const KernelSpec& spec) {
+  std::string name = spec.name;
+  for (const char c : spec.config)
+    if (c != '{' && c != '}' && c != ' ' && c != ',') name += c;
+  return name + "." + spec.arch() + ".cubin";
+}
+
+int dump(const DumpOptions& wanted) {
+  auto options = load_options({});
+  if (!options.ok()) return report(options.error());
+  const auto specs = chosen_kernels(wanted.archs, wanted.names);
+  if (!specs.ok()) return report(specs.error());
+  const auto deadline = Deadline::in(std::chrono::minutes(20));
+  Jit jit(*options);
+  const auto compiler = jit.compiler(deadline);
+  if (!compiler.ok()) {
+    fmt::print("skipped: {}\n", compiler.error().message);
+    return kSkipped;
+  }
+  const auto results = jit.build_all(*specs, deadline);
+  for (std::size_t i = 0; i < specs->size(); ++i) {
+    if (!results[i].ok()) return report(results[i].error());
+    const std::string path = wanted.folder + "/" + file_name((*specs)[i]);
+    std::ofstream file(path, std::ios::trunc | std::ios::binary);
+    const auto& image = results[i]->image;
+    file.write(reinterpret_cast<const char*>(image.data()),
+               static_cast<std::streamsize>(image.size()));
+    file.flush();
+    if (!file) return report(make_error(Code::kDenied, fmt::format("cannot write {}", path)));
+    fmt::print("{}\n", path);
+  }
+  return kDone;
+}
+
 // --- budget ---
 
 struct BudgetOptions {
@@ -284,6 +327,16 @@ void add_budget(CLI::App& jit) {
   sub->callback(run(options, budget));
 }
 
+void add_dump(CLI::App& jit) {
+  auto options = std::make_shared<DumpOptions>();
+  CLI::App* sub =
+      jit.add_subcommand("dump", "Write the machine code of kernels, for a disassembler");
+  sub->add_option("--folder", options->folder, "Where to; it exists")->required();
+  sub->add_option("--sm", options->archs, "Architectures, as in 90; default is all");
+  sub->add_option("--kernel", options->names, "Kernels by name; default is all");
+  sub->callback(run(options, dump));
+}
+
 }  // namespace
 
 void add_jit(CLI::App& app) {
@@ -300,6 +353,7 @@ void add_jit(CLI::App& app) {
   add_warm(*sub);
   add_prune(*sub);
   add_budget(*sub);
+  add_dump(*sub);
 }
 
 }  // namespace crossdock::tools

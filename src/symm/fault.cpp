@@ -24,17 +24,33 @@ std::string waited_for(const FaultRecord& record) {
   return fmt::format("for rank {}", record.peer);
 }
 
+Error error(Code code, std::string message) {
+  return Error{.code = code,
+               .scope = Scope::kPeer,
+               .retry = Retry::kAfterReconnect,
+               .message = std::move(message) +
+                          "; nothing was delivered, and every launch of the "
+                          "group returns at once until its ranks reset() it"};
+}
+
+// What a call says of its rows on the GPU.
+Error wrong_rows(const FaultRecord& r) {
+  const char* kernel = device::kernel_name(r.kernel);
+  if (r.phase == Phase::kExpertRows)
+    return error(
+        Code::kInvalidArgument,
+        fmt::format("{}: on rank {} the rows of expert {} end at {}, but there is room up to {}: "
+                    "check the counts and offsets that the call was given",
+                    kernel, r.rank, r.expected >> 32, r.seen, r.expected & 0xffffffffu));
+  return error(Code::kInvalidArgument,
+               fmt::format("{}: on rank {} place {} of the list names row {}, which the input does "
+                           "not have; -1 names none",
+                           kernel, r.rank, r.expected, static_cast<device::i64>(r.seen)));
+}
+
 // What kernels find out without waiting, and waits whose rule is not "the peer is late".
 std::optional<Error> known_cause(const FaultRecord& r) {
   const char* kernel = device::kernel_name(r.kernel);
-  const auto error = [](Code code, std::string message) {
-    return Error{.code = code,
-                 .scope = Scope::kPeer,
-                 .retry = Retry::kAfterReconnect,
-                 .message = std::move(message) +
-                            "; nothing was delivered, and every launch of the "
-                            "group returns at once until its ranks reset() it"};
-  };
   switch (r.phase) {
     case Phase::kRouting:
       return error(Code::kInvalidArgument,
@@ -72,6 +88,9 @@ std::optional<Error> known_cause(const FaultRecord& r) {
           fmt::format("{}: rank {} has {} choices to place, with the padding, and room for "
                       "{}: give it more places, or rows_per_expert",
                       kernel, r.rank, r.seen, r.expected));
+    case Phase::kExpertRows:
+    case Phase::kListedRow:
+      return wrong_rows(r);
     default:
       return std::nullopt;
   }

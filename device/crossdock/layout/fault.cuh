@@ -26,7 +26,8 @@ enum class KernelId : u32 {
   kEpReduceRows = 11,
   kEpCopyRows = 12,
   kEpExpandRows = 13,
-  kFirstFree = 14,
+  kGroupedGemm = 14,
+  kFirstFree = 15,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -56,6 +57,8 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "ep_copy_rows";
     case KernelId::kEpExpandRows:
       return "ep_expand_rows";
+    case KernelId::kGroupedGemm:
+      return "grouped_gemm";
     default:
       return "unknown kernel";
   }
@@ -78,6 +81,10 @@ enum class Phase : u32 {
   kRoom = 12,        // not a wait: `seen` places are needed, there is room for `expected`
   kShape = 13,       // not a wait: `peer` has rows of `seen` bytes, this rank of `expected`
   kRowFlag = 14,     // expected and seen are epochs; what the row waits for may be another peer
+  // Not a wait: the rows of an expert end at `seen`, beyond the buffer; `expected` has the expert
+  // in its upper and the buffer's end in its lower half.
+  kExpertRows = 15,
+  kListedRow = 16,  // not a wait: place `expected` of a list names row `seen`, which does not exist
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
   switch (phase) {
@@ -109,6 +116,10 @@ CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
       return "shape of rows";
     case Phase::kRowFlag:
       return "row of a peer";
+    case Phase::kExpertRows:
+      return "rows of an expert";
+    case Phase::kListedRow:
+      return "row of a list";
     default:
       return "unknown phase";
   }

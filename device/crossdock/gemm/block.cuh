@@ -1,0 +1,131 @@
+// What the roles of grouped_gemm share: the block's shared memory and the ring of stages.
+//
+//   load warps                                        math warps
+//     wait empty[s]
+//     record of a tile, with its first stage
+//     loads of input, its scales, weights -> full[s]    wait full[s]
+//                                                       wgmma ... wait for it
+//     wait empty[s]                         empty[s] <- one lane of each warp
+//
+// A record is read after the tile's last stage has been multiplied, when the loader may be
+// `stages` tiles further: kGemmRecords are enough for that.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/ptx/tensor.cuh>
+#include <crossdock/sched/expert_tiles.cuh>
+
+namespace crossdock::device {
+
+// Where a role is in the ring: stage, and the parity of its turn.
+template <u32 kStages>
+struct StageCursor {
+  u32 stage = 0;
+  u32 parity = 0;
+  CROSSDOCK_DEVICE void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A gathered row of the tile.
+struct GemmSource {
+  const u8* row;
+  const float* scales;
+};
+
+template <GroupedGemmConfig kConfig>
+struct GemmBlock {
+  static constexpr GemmShared kShared = grouped_gemm_shared(kConfig);
+  static constexpr u32 kWeightBytes = kGemmColumns * kGemmStageBytes;
+  static constexpr u32 kGatherWarps = 3;
+  static_assert(kConfig.stages + 3 <= kGemmRecords);
+  using Cursor = StageCursor<kConfig.stages>;
+  using Walk = TileWalk<kConfig.tile_rows>;
+
+  const GroupedGemmParams& p;
+  ExpertTable experts;
+
+  CROSSDOCK_DEVICE explicit GemmBlock(const GroupedGemmParams& params)
+      : p(params),
+        experts(ExpertTable::at(dynamic_shared() + kShared.table, params.shape.experts)) {}
+
+  CROSSDOCK_DEVICE static u8* input(u32 stage) {
+    return dynamic_shared() + kShared.input + stage * kShared.input_bytes;
+  }
+  CROSSDOCK_DEVICE static u8* weights(u32 stage) {
+    return dynamic_shared() + kShared.weights + stage * kWeightBytes;
+  }
+  CROSSDOCK_DEVICE static float* input_scales(u32 stage) {
+    return reinterpret_cast<float*>(dynamic_shared() + kShared.input_scales +
+                                    stage * kShared.input_scale_bytes);
+  }
+  CROSSDOCK_DEVICE static ptx::MBarrier* full(u32 stage) {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.full) + stage;
+  }
+  CROSSDOCK_DEVICE static ptx::MBarrier* empty(u32 stage) {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.empty) + stage;
+  }
+  CROSSDOCK_DEVICE static U32x4* record(u32 tile) {
+    return reinterpret_cast<U32x4*>(dynamic_shared() + kShared.records) + tile % kGemmRecords;
+  }
+  // 2 KiB of each math warp, for what leaves the block.
+  CROSSDOCK_DEVICE static u8* staging(u32 warp) {
+    return dynamic_shared() + kShared.staging + warp * 2048;
+  }
+  // Of the warps that gather: the input's rows for those of the tile.
+  CROSSDOCK_DEVICE static GemmSource* sources() {
+    return reinterpret_cast<GemmSource*>(dynamic_shared() + kShared.sources);
+  }
+  // 1 KiB of the math warps together.
+  CROSSDOCK_DEVICE static float* exchange() {
+    return reinterpret_cast<float*>(dynamic_shared() + kShared.exchange);
+  }
+  CROSSDOCK_DEVICE static u64* begin() {
+    return reinterpret_cast<u64*>(dynamic_shared() + kShared.begin);
+  }
+  CROSSDOCK_DEVICE void tell_cycles() const {
+    if (p.cycles != nullptr) ptx::st_weak(p.cycles + block_index(), ptx::cycle_clock() - *begin());
+  }
+  CROSSDOCK_DEVICE bool gathers() const { return p.rows.list != nullptr; }
+  // Of one turn of full[s]: arrivals of the loader and of the warps that gather; and bytes of bulk
+  // loads.
+  CROSSDOCK_DEVICE u32 full_arrivals() const { return 1 + (gathers() ? kGatherWarps : 0); }
+  CROSSDOCK_DEVICE u32 full_bytes() const {
+    const u32 input = kShared.input_bytes + (kConfig.fp8 ? kConfig.tile_rows * 4 : 0);
+    return kWeightBytes + (gathers() ? 0 : input);
+  }
+  CROSSDOCK_DEVICE u32 column_tiles() const { return ceil_div(p.shape.columns, kGemmColumns); }
+
+  // By all threads. False when a count is wrong.
+  CROSSDOCK_DEVICE bool prepare() const {
+    if (thread_index() == 0) {
+      *begin() = ptx::cycle_clock();
+      if (!gathers()) ptx::prefetch_tensor_map(&p.input_map);
+      ptx::prefetch_tensor_map(&p.weight_map);
+      for (u32 s = 0; s < kConfig.stages; ++s) {
+        ptx::mbarrier_init(full(s), full_arrivals());
+        ptx::mbarrier_init(empty(s), kGemmMathWarps);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles());
+  }
+  // Waits for the stage to be free. A wait that fails has raised a fault: the role leaves.
+  CROSSDOCK_DEVICE bool wait_empty(const Cursor& at CROSSDOCK_SITE) const {
+    return wait_stage(p.common, empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+  }
+  // By math warps, which have no registers for a clock: the loader, which waits for them in turn,
+  // keeps the deadline. After a fault the block runs on to its end on what is in the stages.
+  CROSSDOCK_DEVICE void wait_full(const Cursor& at CROSSDOCK_SITE) const {
+    for (u32 turn = 1; !ptx::mbarrier_try_wait(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
+         ++turn) {
+      ptx::spin("full stage" CROSSDOCK_PASS_SITE);
+      if (turn % kTurnsPerCheck == 0 && aborted(p.common CROSSDOCK_PASS_SITE)) return;
+    }
+  }
+};
+
+}  // namespace crossdock::device

@@ -1,0 +1,111 @@
+// Parameters of grouped_gemm: the rows of many experts times the weights of each. Plain data and
+// constexpr functions, shared by host, kernels and twin.
+//
+//   output[row] = epilogue(input[row] * weights[expert of the row]^T)
+//
+// Input and weights are K-major. A tile is `tile_rows` rows of one expert by 256 columns (rows of
+// the weights); a stage of shared memory holds 128 bytes of K of both: 128 values of e4m3 or 64 of
+// bf16. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/layout/fault.cuh>
+
+namespace crossdock::device {
+
+inline constexpr u32 kGemmColumns = 256;     // of a tile
+inline constexpr u32 kGemmStageBytes = 128;  // of K, of each row in a stage
+inline constexpr u32 kGemmScaleGroup = 128;  // values of K, and columns, that share a scale
+inline constexpr u32 kGemmMathWarps = 8;     // two warpgroups
+inline constexpr u32 kGemmLoadWarps = 4;     // one warpgroup
+inline constexpr u32 kGemmRecords = 16;      // more tiles than the loader can be ahead
+inline constexpr u32 kGemmMaxExperts = 512;  // of one rank: their table is in shared memory
+inline constexpr u32 kGemmMathBarrier = 1;   // named barrier of the math warps
+inline constexpr u32 kGemmThreads = (kGemmMathWarps + kGemmLoadWarps) * kWarpSize;
+
+struct GroupedGemmConfig {
+  u32 tile_rows;  // 128, 64; swapped: 32, 16 or 8
+  u32 stages;
+  bool fp8;      // e4m3 with scales; else bf16
+  bool swapped;  // the weights are wgmma's A operand: for few rows an expert
+  bool swiglu;   // columns are gate and up; else they are stored as bf16
+};
+
+// Where the rows of each expert are.
+struct GemmRows {
+  const u32* offsets;  // [experts + 1]: first row of each; null: expert * expert_rows
+  const u32* counts;   // [experts]; null: up to the next offset
+  u32 expert_rows;
+  u32 places;       // rows that there are, in the input or, if gathered, in the list
+  const i32* list;  // gather: the input's row for each place, -1: none; null: places are rows
+};
+struct GemmShape {
+  u32 experts;
+  u32 columns;       // rows of an expert's weights, a multiple of 128
+  u32 k_stages;      // of 128 bytes
+  u32 scale_groups;  // of 128 values along K
+};
+struct GemmOutput {
+  u8* rows;
+  u32 row_stride;  // bytes
+  // With swiglu and fp8: [columns / 256][scale_columns].
+  float* scales;
+  u64 scale_columns;
+};
+struct GemmSwiglu {
+  const float* row_weights;  // [places]: each row times its own; null: 1
+  float clamp;               // infinity: none
+  bool fast;                 // approximate exponential and reciprocal
+};
+
+struct GroupedGemmParams {
+  LaunchCommon common;
+  TensorMap input_map;        // not gathered: box tile_rows x 128 bytes, swizzle 128
+  TensorMap weight_map;       // box 256 x 128 bytes, swizzle 128
+  TensorMap input_scale_map;  // fp8, not gathered: box tile_rows of [scale_groups][rows]
+  const u8* input_rows;       // gathered
+  u64 input_row_stride;       // bytes
+  u32 input_count;            // rows that there are
+  const float* input_scales;  // fp8, gathered: [scale_groups][input_scale_columns]
+  u64 input_scale_columns;
+  const float* weight_scales;  // fp8: [experts][columns / 128][scale_groups]
+  GemmRows rows;
+  GemmShape shape;
+  GemmOutput output;
+  GemmSwiglu swiglu;
+  u64* cycles;  // [blocks]: how long each was at it; null: not wanted
+};
+
+// What the loader tells the math warps of a tile.
+struct alignas(16) GemmRecord {
+  u32 row;     // first place of the tile
+  u32 rows;    // valid ones, at most tile_rows
+  u32 column;  // first column
+  u32 expert;
+};
+
+// Offsets of the parts of shared memory.
+struct GemmShared {
+  u32 input, weights, staging, input_scales, full, empty, records, begin, sources;
+  u32 exchange, table, bytes;
+  u32 input_bytes, input_scale_bytes;  // of a stage
+};
+CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemmConfig& c) {
+  GemmShared s{};
+  s.input_bytes = c.tile_rows * kGemmStageBytes;
+  s.input_scale_bytes = round_up(c.tile_rows * 4, 128u);
+  s.input = 0;
+  s.weights = s.input + c.stages * s.input_bytes;
+  s.staging = s.weights + c.stages * kGemmColumns * kGemmStageBytes;
+  s.input_scales = s.staging + kGemmMathWarps * 2048;
+  s.full = s.input_scales + (c.fp8 ? c.stages * s.input_scale_bytes : 0);
+  s.empty = s.full + c.stages * 8;
+  s.records = round_up(s.empty + c.stages * 8, 16u);
+  s.begin = s.records + kGemmRecords * sizeof(GemmRecord);
+  s.sources = s.begin + 16;
+  s.exchange = s.sources + c.tile_rows * 16;
+  s.table = s.exchange + (c.swiglu && c.fp8 ? 1024 : 0);
+  s.bytes = s.table + (3 * kGemmMaxExperts + 1) * 4;
+  return s;
+}
+
+}  // namespace crossdock::device

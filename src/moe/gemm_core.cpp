@@ -1,0 +1,112 @@
+// GemmCore, and moe::Gemm over it. See gemm_core.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "moe/gemm_core.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/config.hpp"
+
+namespace crossdock::moe {
+
+Result<std::shared_ptr<GemmCore>> GemmCore::create(const GemmOptions& options) {
+  std::shared_ptr<GemmCore> core(new GemmCore({.sms = options.sms, .wait = options.wait}));
+  device::SymmetricLayout layout;
+  layout.add("unused", device::SymmetricLayout::kLine);  // a window cannot be empty
+  CROSSDOCK_TRY(group, symm::Group::create(options.ranks, layout));
+  if (options.ranks.backend == symm::Backend::kGpu) {
+    CROSSDOCK_TRY(config, base::Config::load());
+    auto jit_options = jit::JitOptions::from_config(config);
+    jit_options.compiler.newest_cuda = group->driver()->version;
+    core->jit_ = std::make_unique<jit::Jit>(std::move(jit_options));
+  }
+  core->group_ = std::move(group);
+  CROSSDOCK_TRY(launcher, symm::Launcher::create(*core->group_, core->jit_.get()));
+  core->own_launcher_.emplace(std::move(launcher));
+  core->launcher_ = &*core->own_launcher_;
+  return core;
+}
+
+std::shared_ptr<GemmCore> GemmCore::over(symm::Launcher& launcher, const Settings& settings) {
+  std::shared_ptr<GemmCore> core(new GemmCore(settings));
+  core->launcher_ = &launcher;
+  return core;
+}
+
+const GemmCore::Variant* GemmCore::find(const device::GroupedGemmConfig& config) const {
+  const auto found = std::find_if(variants_.begin(), variants_.end(),
+                                  [&](const Variant& v) { return same(v.config, config); });
+  return found == variants_.end() ? nullptr : &*found;
+}
+
+Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
+  CROSSDOCK_TRY(config, choose_gemm(like));
+  if (find(config) != nullptr) return {};
+  CROSSDOCK_TRY(ref, gemm_kernel(config));
+  const symm::BlockShape block{.threads = device::kGemmThreads,
+                               .shared_bytes = device::grouped_gemm_shared(config).bytes};
+  CROSSDOCK_TRY(kernel, launcher_->prepare(ref, block, deadline));
+  variants_.push_back({config, std::move(kernel)});
+  return {};
+}
+
+Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream) {
+  const auto ranks = group().local_ranks();
+  if (std::find(ranks.begin(), ranks.end(), r) == ranks.end())
+    return invalid_argument(
+        fmt::format("moe: rank {} is not one of the {} ranks of this process", r, ranks.size()));
+  CROSSDOCK_CHECK_OK(check_gemm(call));
+  CROSSDOCK_TRY(config, choose_gemm(call));
+  const Variant* variant = find(config);
+  if (variant == nullptr)
+    return invalid_argument(fmt::format(
+        "moe: the kernel for tiles of {} rows of {}{} has not been prepared: call "
+        "prepare() with such a call before the first run and before any capture",
+        config.tile_rows, config.fp8 ? "e4m3" : "bf16", config.swiglu ? " with SwiGLU" : ""));
+  if (call.input.count == 0) return {};  // there can be no valid row
+  const symm::Rank& rank = group().rank(r);
+  CROSSDOCK_TRY(params, gemm_params(rank, call, config, settings_.wait));
+  params.cycles = cycles_;
+  symm::LaunchShape shape{.grid = settings_.sms != 0 ? settings_.sms : launcher_->num_sms(rank)};
+  std::optional<cuda::Stream> kept;
+  if (stream != nullptr && group().backend() == symm::Backend::kGpu) {
+    kept.emplace(
+        cuda::Stream::borrow(*rank.device().context(), static_cast<cuda::StreamHandle>(stream)));
+    shape.gpu_stream = &*kept;
+  }
+  return launcher_->launch(rank, variant->kernel, shape, params);
+}
+
+inline namespace v1 {
+
+Result<Gemm> Gemm::create(const GemmOptions& options) {
+  CROSSDOCK_TRY(core, GemmCore::create(options));
+  return Gemm(std::move(core));
+}
+Gemm::Gemm(std::shared_ptr<GemmCore> core) : core_(std::move(core)) {}
+Gemm::Gemm(Gemm&&) noexcept = default;
+Gemm& Gemm::operator=(Gemm&&) noexcept = default;
+Gemm::~Gemm() = default;
+
+std::span<const std::uint32_t> Gemm::local_ranks() const noexcept {
+  return core_->group().local_ranks();
+}
+Result<> Gemm::prepare(const GemmCall& like, Deadline deadline) {
+  return core_->prepare(like, deadline);
+}
+Result<> Gemm::run(std::uint32_t rank, const GemmCall& call, StreamPtr stream) {
+  return core_->run(rank, call, stream);
+}
+Result<> Gemm::synchronize(Deadline deadline) {
+  return core_->launcher().synchronize(deadline);
+}
+Result<> Gemm::check() const {
+  return core_->group().check();
+}
+Result<> Gemm::reset(Deadline deadline) {
+  return core_->group().reset(deadline);
+}
+
+}  // namespace v1
+}  // namespace crossdock::moe

@@ -1,0 +1,66 @@
+// GemmCore: what moe::Gemm is made of: the ranks, the kernels that were prepared, and how a call
+// becomes a launch. Also used over a launcher that somebody else owns, such as that of an
+// expert-parallel group. Single-owner.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <crossdock/moe/grouped_gemm.hpp>
+
+#include "cuda/stream.hpp"
+#include "jit/jit.hpp"
+#include "moe/variants.hpp"
+#include "symm/group.hpp"
+#include "symm/launch.hpp"
+
+namespace crossdock::moe {
+
+class GemmCore {
+ public:
+  struct Settings {
+    u32 sms = 0;
+    std::chrono::nanoseconds wait{std::chrono::seconds(2)};
+  };
+  static Result<std::shared_ptr<GemmCore>> create(const GemmOptions& options);
+  // On ranks of another engine; its launcher outlives the core.
+  static std::shared_ptr<GemmCore> over(symm::Launcher& launcher, const Settings& settings);
+
+  Result<> prepare(const GemmCall& like, Deadline deadline);
+  Result<> run(u32 rank, const GemmCall& call, StreamPtr stream);
+
+  // Memory of [multiprocessors] u64 of every rank that runs: cycles of each block; null: not
+  // wanted.
+  void count_cycles(u64* cycles) { cycles_ = cycles; }
+
+  [[nodiscard]] symm::Group& group() const { return launcher_->group(); }
+  [[nodiscard]] symm::Launcher& launcher() { return *launcher_; }
+
+ private:
+  struct Variant {
+    device::GroupedGemmConfig config;
+    symm::Prepared<device::GroupedGemmParams> kernel;
+  };
+  explicit GemmCore(const Settings& settings) : settings_(settings) {}
+  [[nodiscard]] const Variant* find(const device::GroupedGemmConfig& config) const;
+
+  Settings settings_;
+  std::unique_ptr<jit::Jit> jit_;  // the group's, when it is the core's own
+  std::unique_ptr<symm::Group> group_;
+  std::optional<symm::Launcher> own_launcher_;
+  symm::Launcher* launcher_ = nullptr;
+  std::vector<Variant> variants_;
+  u64* cycles_ = nullptr;
+};
+
+// What is wrong with a call; see gemm_check.cpp.
+Result<> check_gemm(const GemmCall& call);
+// The kernel's parameters for a call that has been checked.
+Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const GemmCall& call,
+                                              const device::GroupedGemmConfig& config,
+                                              std::chrono::nanoseconds wait);
+
+}  // namespace crossdock::moe

@@ -1,0 +1,84 @@
+// grouped_gemm in the twin: every layout, tile and epilogue under many schedules, with loads and
+// products as late as is legal, against the product in fp64.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "support/gemm_case.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using moe::Format;
+using moe::GemmTile;
+
+twin::Schedule weak_schedule(u64 seed) {
+  twin::Schedule s;
+  s.seed = seed;
+  s.weak = s.stale = true;
+  return s;
+}
+void rounds(GemmCase c, u32 seeds, u32 sms = 2) {
+  auto rig = GemmRig::create(symm::Backend::kCpu, sms).value();
+  for (u32 seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    rig.gemm().core().launcher().set_schedule(weak_schedule(seed));
+    c.seed = seed;
+    ASSERT_NO_FATAL_FAILURE(rig.round(c));
+  }
+}
+
+TEST(GroupedGemm, Fp8) {
+  rounds({}, 16);
+  rounds({.k = 256, .counts = {129}, .tile = GemmTile::k64}, 2);
+}
+TEST(GroupedGemm, Bf16) {
+  rounds({.format = Format::kBf16}, 16);
+  rounds({.k = 256, .format = Format::kBf16, .counts = {129}, .tile = GemmTile::k64}, 2);
+}
+// 13 stages of 4: each comes round three times. And one stage a tile.
+TEST(GroupedGemm, LongAndShortK) {
+  for (const Format format : {Format::kE4m3, Format::kBf16}) {
+    rounds({.k = 1664, .format = format, .counts = {3}}, 2, 1);
+    rounds({.k = 128, .format = format, .counts = {1, 128, 129, 0, 7, 1}}, 2, 1);
+  }
+}
+TEST(GroupedGemm, ColumnsThatAreNotAWholeTile) {
+  rounds({.n = 384, .k = 256, .counts = {17, 3}}, 2);
+  rounds({.n = 128, .k = 256, .format = Format::kBf16, .counts = {17, 3}}, 2);
+  rounds({.n = 384, .k = 256, .counts = {17, 3}, .tile = GemmTile::kFew32}, 2);
+}
+TEST(GroupedGemm, AnyAlignmentOfSegments) {
+  rounds({.counts = {3, 0, 131, 1}, .alignment = 1}, 2);
+}
+TEST(GroupedGemm, Masked) {
+  rounds({.counts = {3, 0, 131, 1}, .layout = GemmLayout::kMasked}, 2);
+}
+TEST(GroupedGemm, Gather) {
+  rounds({.k = 1280, .counts = {40, 0, 131}, .layout = GemmLayout::kGather}, 16);
+  rounds({.format = Format::kBf16, .counts = {70, 3}, .layout = GemmLayout::kGather}, 2);
+  rounds({.counts = {9, 3}, .layout = GemmLayout::kGather, .tile = GemmTile::kFew8}, 2);
+}
+TEST(GroupedGemm, FewRows) {
+  for (const Format format : {Format::kE4m3, Format::kBf16})
+    for (const GemmTile tile : {GemmTile::kFew8, GemmTile::kFew16, GemmTile::kFew32})
+      rounds({.k = 768, .format = format, .counts = {1, 0, 33, 8}, .tile = tile}, 4);
+}
+TEST(GroupedGemm, SwigluInEveryTile) {
+  for (const Format format : {Format::kE4m3, Format::kBf16})
+    for (const GemmTile tile :
+         {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+      rounds({.n = 512,
+              .k = 256,
+              .format = format,
+              .counts = {70, 0, 3},
+              .tile = tile,
+              .swiglu = moe::Swiglu{.clamp = 7.0f, .fast = tile == GemmTile::kFew16},
+              .row_weights = tile != GemmTile::kFew8},
+             2);
+}
+TEST(GroupedGemm, NoRowsAtAll) {
+  rounds({.counts = {0, 0}}, 1);
+}
+
+}  // namespace
+}  // namespace crossdock::testing
