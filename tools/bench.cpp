@@ -239,6 +239,7 @@ void add_bench(CLI::App& app) {
   add_transfer(*group);
   bench::add_symm(*group);
   bench::add_ep(*group);
+  bench::add_moe(*group);
   bench::add_jit(*group);
   add_child(*group);
 }

@@ -10,6 +10,7 @@ namespace crossdock::tools::bench {
 
 void add_symm(CLI::App& group);  // symmetric memory and the first kernels
 void add_ep(CLI::App& group);    // expert-parallel dispatch and combine
+void add_moe(CLI::App& group);   // grouped products of expert layers
 void add_jit(CLI::App& group);   // compiling and loading kernels
 
 }  // namespace crossdock::tools::bench

@@ -29,7 +29,9 @@ struct Figure {
   // What the figure should be at most (times) or at least (bandwidth); 0: no aim.
   double aim = 0;
 
-  [[nodiscard]] bool lower_is_better() const { return unit != "GB/s"; }
+  [[nodiscard]] bool lower_is_better() const {
+    return unit != "GB/s" && unit != "TFLOP/s" && unit != "%";
+  }
   [[nodiscard]] bool meets_aim() const {
     return aim == 0 || (lower_is_better() ? value > 0 && value <= aim : value >= aim);
   }

@@ -52,7 +52,7 @@ x_gpu() {
   command -v nvidia-smi >/dev/null || die "gpu: no nvidia-smi, so no GPU driver; see crossdock doctor"
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
-  local targets=(gpu_cuda gpu_symm gpu_heap gpu_ep crossdock_cli)
+  local targets=(gpu_cuda gpu_symm gpu_heap gpu_ep gpu_moe crossdock_cli)
   gpu_has_python && targets+=(crossdock_python)
   cmake --build build/gpu --parallel "$(build_jobs)" --target "${targets[@]}" >&2
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels

@@ -1,0 +1,167 @@
+// Grouped products on a GPU: every layout, tile and epilogue within the bound of fp64, the same
+// bits in every run, layout and grid, graphs with new counts, counts that are wrong.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+
+#include "cuda/graph.hpp"
+#include "gpu/gpu_fixture.hpp"
+#include "support/gemm_case.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using moe::Format;
+using moe::GemmTile;
+using ::testing::HasSubstr;
+
+constexpr GemmTile kTiles[] = {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16,
+                               GemmTile::kFew8};
+constexpr Format kFormats[] = {Format::kE4m3, Format::kBf16};
+
+// Blocks of a launch: few, so that each has several tiles, of several experts.
+constexpr u32 kBlocks = 20;
+
+class GemmGpu : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    auto made = GemmRig::create(symm::Backend::kGpu, kBlocks);
+    ASSERT_TRUE(made.ok()) << made.error().describe();
+    rig_.emplace(std::move(made).value());
+  }
+  std::optional<GemmRig> rig_;
+};
+
+// Experts with uneven rows.
+GemmCase mixed(Format format, GemmTile tile) {
+  GemmCase c{.n = 512, .k = 640, .format = format, .counts = {}, .tile = tile, .samples = 24};
+  const u32 most = tile == GemmTile::k128 ? 400 : tile == GemmTile::k64 ? 150 : 40;
+  for (u32 e = 0; e < 11; ++e)
+    c.counts.push_back(e % 5 == 2 ? 0 : device::mix(e) % most);
+  return c;
+}
+
+TEST_F(GemmGpu, EveryTileAndLayout) {
+  for (const Format format : kFormats)
+    for (const GemmTile tile : kTiles)
+      for (const GemmLayout layout :
+           {GemmLayout::kContiguous, GemmLayout::kMasked, GemmLayout::kGather}) {
+        SCOPED_TRACE(::testing::Message() << "format " << int(format) << " tile " << int(tile)
+                                          << " layout " << int(layout));
+        GemmCase c = mixed(format, tile);
+        c.layout = layout;
+        ASSERT_NO_FATAL_FAILURE(rig_->round(c));
+      }
+}
+TEST_F(GemmGpu, SwigluInEveryTile) {
+  for (const Format format : kFormats)
+    for (const GemmTile tile : kTiles)
+      for (const bool fast : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "format " << int(format) << " tile " << int(tile) << " fast " << fast);
+        GemmCase c = mixed(format, tile);
+        c.swiglu = moe::Swiglu{.clamp = 7.0f, .fast = fast};
+        c.row_weights = true;
+        ASSERT_NO_FATAL_FAILURE(rig_->round(c));
+      }
+}
+TEST_F(GemmGpu, OddShapes) {
+  for (const Format format : kFormats) {
+    for (const GemmTile tile : {GemmTile::k128, GemmTile::k64, GemmTile::kFew32}) {
+      ASSERT_NO_FATAL_FAILURE(
+          rig_->round({.n = 128, .k = 128, .format = format, .counts = {1}, .tile = tile}));
+      ASSERT_NO_FATAL_FAILURE(rig_->round({.n = 384,
+                                           .k = 256,
+                                           .format = format,
+                                           .counts = {3, 0, 131, 1},
+                                           .alignment = 1,
+                                           .tile = tile}));
+      ASSERT_NO_FATAL_FAILURE(rig_->round({.format = format, .counts = {0, 0, 0}, .tile = tile}));
+    }
+  }
+}
+TEST_F(GemmGpu, OneExpertHasAllRowsOfMany) {
+  GemmCase c{.n = 512, .k = 512, .counts = std::vector<u32>(512, 0), .samples = 8};
+  c.counts[377] = 3000;
+  ASSERT_NO_FATAL_FAILURE(rig_->round(c));
+}
+TEST_F(GemmGpu, LongK) {
+  for (const Format format : kFormats)
+    ASSERT_NO_FATAL_FAILURE(
+        rig_->round({.n = 512, .k = 7168, .format = format, .counts = {200, 57}, .samples = 32}));
+}
+
+// The same bits in every run, in every layout, on every grid.
+TEST_F(GemmGpu, TheSameBitsEveryTime) {
+  for (const Format format : kFormats)
+    for (const GemmTile tile : kTiles)
+      for (const bool swiglu : {false, true}) {
+        GemmCase c = mixed(format, tile);
+        if (swiglu) c.swiglu = moe::Swiglu{.clamp = 7.0f};
+        auto loaded = rig_->load(c);
+        ASSERT_NO_FATAL_FAILURE(rig_->run(loaded));
+        const auto first = rig_->bytes(loaded);
+        for (u32 i = 0; i < 5; ++i) {
+          ASSERT_NO_FATAL_FAILURE(rig_->run(loaded));
+          ASSERT_EQ(rig_->bytes(loaded), first) << "run " << i;
+        }
+        auto all = GemmRig::create(symm::Backend::kGpu).value();
+        auto again = all.load(c);
+        ASSERT_NO_FATAL_FAILURE(all.run(again));
+        ASSERT_EQ(all.bytes(again), first) << "a block on every multiprocessor";
+      }
+}
+
+TEST_F(GemmGpu, GraphsReadNewCounts) {
+  GemmCase c = mixed(Format::kE4m3, GemmTile::k128);
+  auto loaded = rig_->load(c);
+  ASSERT_TRUE(rig_->gemm().prepare(loaded.call, GemmRig::soon()).ok());
+  const cuda::Stream& stream = *rig_->rank().device().stream();
+  auto capture = cuda::Capture::begin(stream).value();
+  ASSERT_TRUE(rig_->gemm().run(0, loaded.call).ok());
+  const auto graph = capture.finish().value();
+  for (u32 round = 0; round < 3; ++round) {
+    for (u32& count : loaded.c.counts)
+      count = count / 2;
+    for (u32 e = 0, p = 0; e < loaded.c.experts(); ++e)
+      for (p = loaded.data.offsets[e]; p < loaded.data.offsets[e + 1]; ++p)
+        if (p >= loaded.data.offsets[e] + loaded.c.counts[e]) loaded.data.source[p] = -1;
+    ASSERT_TRUE(
+        symm::upload(rig_->rank(), loaded.counts.as<u32>(), loaded.c.counts, GemmRig::soon()).ok());
+    rig_->poison(loaded);
+    ASSERT_TRUE(graph.launch(stream).ok());
+    ASSERT_TRUE(rig_->gemm().synchronize(GemmRig::soon()).ok());
+    ASSERT_NO_FATAL_FAILURE(rig_->check(loaded));
+  }
+}
+
+TEST_F(GemmGpu, CountsBeyondTheBufferAreAFault) {
+  GemmCase c{.counts = {5, 130}};
+  auto loaded = rig_->load(c);
+  ASSERT_NO_FATAL_FAILURE(rig_->run(loaded));
+  ASSERT_TRUE(symm::upload(rig_->rank(), loaded.counts.as<u32>(), std::vector<u32>{5, 100000},
+                           GemmRig::soon())
+                  .ok());
+  rig_->poison(loaded);
+  ASSERT_TRUE(rig_->gemm().run(0, loaded.call).ok());
+  const auto done = rig_->gemm().synchronize(GemmRig::soon());
+  ASSERT_EQ(done.code(), Code::kInvalidArgument);
+  EXPECT_THAT(done.error().message, HasSubstr("the rows of expert 1 end at 100128"));
+  const auto out = rig_->bytes(loaded);
+  EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](u8 b) { return b == 0xff; }));
+  ASSERT_TRUE(rig_->gemm().reset(GemmRig::soon()).ok());
+  ASSERT_TRUE(symm::upload(rig_->rank(), loaded.counts.as<u32>(), c.counts, GemmRig::soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(rig_->run(loaded));
+  ASSERT_NO_FATAL_FAILURE(rig_->check(loaded));
+}
+
+TEST_F(GemmGpu, CapturesWantPrepare) {
+  auto loaded = rig_->load({.counts = {5}});
+  const auto refused = rig_->gemm().run(0, loaded.call);
+  ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().message, HasSubstr("has not been prepared"));
+}
+
+}  // namespace
+}  // namespace crossdock::testing

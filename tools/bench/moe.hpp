@@ -1,0 +1,95 @@
+// What `crossdock bench moe` is told, shared by its parts: moe.cpp (command line, models and
+// order), moe_rig.cpp (data, and whether the result is right), moe_run.cpp (times).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <crossdock/moe/grouped_gemm.hpp>
+
+#include "bench/figures.hpp"
+#include "moe/gemm_core.hpp"
+
+namespace crossdock::tools::bench {
+
+struct MoeBench {
+  std::string backend = "gpu";
+  std::vector<std::string> models = {"v3", "qwen3-235b", "qwen3-30b", "glm-4.5", "gpt-oss-120b"};
+  std::vector<std::uint32_t> rows = {1024, 16};  // of each expert
+  std::vector<std::string> formats = {"fp8", "bf16"};
+  std::vector<std::string> epilogues = {"store"};
+  std::vector<std::string> layouts = {"contiguous"};
+  std::string tile = "auto";
+  std::uint32_t world = 4;  // ranks that share the experts
+  std::uint32_t repeat = 15;
+  std::chrono::nanoseconds idle = std::chrono::milliseconds(20);  // before each launch of a burst
+  std::chrono::nanoseconds warm_up = std::chrono::milliseconds(250);  // before sustained launches
+  std::chrono::nanoseconds timeout = std::chrono::seconds(280);
+  FigureOutput output = {};
+};
+
+// One matrix product of a model's expert layer, as one rank has it.
+struct MoeProduct {
+  std::string model;
+  std::string layer;  // "l1", "l2"
+  std::uint32_t experts = 0;
+  std::uint32_t n = 0;
+  std::uint32_t k = 0;
+};
+// What is measured: a product with so many rows an expert.
+struct MoeCase {
+  MoeProduct product = {};
+  moe::Format format = moe::Format::kE4m3;
+  std::uint32_t rows = 0;
+  bool swiglu = false;
+  std::string layout = "contiguous";
+  moe::GemmTile tile = moe::GemmTile::kAuto;
+
+  [[nodiscard]] bool fp8() const { return format == moe::Format::kE4m3; }
+  [[nodiscard]] std::string name() const;
+  [[nodiscard]] double operations() const {
+    return 2.0 * product.experts * rows * product.n * product.k;
+  }
+  [[nodiscard]] double weight_bytes() const {
+    return 1.0 * product.experts * product.n * product.k * (fp8() ? 1 : 2);
+  }
+};
+
+// Random data of one case in the memory of the rank, the same bytes as a pattern on the host.
+class MoeRig {
+ public:
+  static Result<MoeRig> create(moe::Gemm& gemm, const MoeCase& c, Deadline deadline);
+  [[nodiscard]] const moe::GemmCall& call() const { return call_; }
+  [[nodiscard]] symm::Rank& rank() const { return gemm_->core().group().rank(0); }
+  // Runs once and compares samples of the result with the product in fp64; wrong is kInternal. The
+  // relative error (root of the mean squares) of the samples.
+  Result<double> verify(Deadline deadline);
+
+ private:
+  MoeRig(moe::Gemm& gemm, MoeCase c) : gemm_(&gemm), case_(std::move(c)) {}
+  Result<> load(Deadline deadline);
+  void describe(std::uint32_t scale_columns);
+  Result<symm::LocalMemory> repeated(const std::vector<std::uint8_t>& pattern, symm::u64 bytes,
+                                     Deadline deadline);
+  [[nodiscard]] double exact(std::uint32_t expert, std::uint32_t place, std::uint32_t column) const;
+  [[nodiscard]] std::uint32_t input_row(std::uint32_t place) const;
+
+  moe::Gemm* gemm_;
+  MoeCase case_;
+  std::vector<std::uint8_t> pattern_;  // of codes: input and weights repeat it
+  std::vector<float> input_scales_, weight_scales_;
+  std::uint32_t places_ = 0;
+  symm::LocalMemory input_, weights_, input_scale_memory_, weight_scale_memory_;
+  symm::LocalMemory offsets_, counts_, list_, output_, output_scales_;
+  moe::GemmCall call_;
+};
+
+// Bytes a second, read and written, of a large copy on the rank's GPU.
+Result<double> measure_copy(symm::Rank& rank, Deadline deadline);
+Result<> measure_moe(moe::Gemm& gemm, MoeRig& rig, const MoeCase& c, const MoeBench& options,
+                     double copy_rate, std::vector<Figure>& figures, Deadline deadline);
+
+}  // namespace crossdock::tools::bench
