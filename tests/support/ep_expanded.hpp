@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <vector>
 
@@ -134,8 +135,10 @@ class EpExpandedMemory {
   }
   // Everything at a place is `value` in each byte.
   void check_bytes(const Host& h, u64 place, u8 value) const {
-    for (u32 i = 0; i < got_.row_bytes; ++i)
-      ASSERT_EQ(h.out_rows[place * row_stride_ + i], value) << "byte " << i;
+    const u8* row = &h.out_rows[place * row_stride_];
+    const auto differs = [value](u8 byte) { return byte != value; };
+    ASSERT_EQ(std::find_if(row, row + got_.row_bytes, differs) - row, got_.row_bytes)
+        << "the first byte that is not " << u32{value};
     const u32 word = value * 0x01010101u;
     for (u32 i = 0; got_.scales != nullptr && i < got_.scale_bytes / 4; ++i)
       ASSERT_EQ(scale_at(h, place, i), word) << "scale " << i;
@@ -159,9 +162,11 @@ class EpExpandedMemory {
   }
   void check_copy(const Host& h, u64 place, u64 choice) const {
     const u64 row = choice / shape_.top_k;
-    for (u32 i = 0; i < got_.row_bytes; ++i)
-      ASSERT_EQ(h.out_rows[place * row_stride_ + i], h.rows[row * got_.row_bytes + i])
-          << "byte " << i << " of row " << row;
+    const u8* sent = &h.rows[row * got_.row_bytes];
+    ASSERT_EQ(
+        std::mismatch(sent, sent + got_.row_bytes, &h.out_rows[place * row_stride_]).first - sent,
+        got_.row_bytes)
+        << "the first byte that is not that of row " << row;
     for (u32 i = 0; got_.scales != nullptr && i < got_.scale_bytes / 4; ++i)
       ASSERT_EQ(scale_at(h, place, i), got_.scale_columns == 0
                                            ? h.scales[row * (got_.scale_bytes / 4) + i]

@@ -131,9 +131,11 @@ class EpGroupRig {
     t.weights = nullptr;
     return t;
   }
-  void combine(const ep::Handle& handle) {
+  void combine(const ep::Handle& handle) { combine(handle, of(handle.rank()).combined.address()); }
+  // Into memory of the test.
+  void combine(const ep::Handle& handle, void* rows) {
     const Memory& m = of(handle.rank());
-    ep::Combined c{.rows = m.combined.address()};
+    ep::Combined c{.rows = rows};
     if (case_.combine_weights) c.weights = m.combined_weights.as<float>();
     for (u32 which = 0; which < case_.biases; ++which)
       c.bias[which] = m.bias[which].address();
@@ -185,6 +187,11 @@ class EpGroupRig {
     if (!case_.combine_weights) return;
     const auto weights = get(r, m.combined_weights.as<float>(), u64{m.tokens} * case_.top_k);
     ASSERT_NO_FATAL_FAILURE(reference.check_weights(r, weights.data()));
+  }
+  // The rows of a combine into memory of the test.
+  void check_rows(u32 r, const EpReference& reference, u32 round, const void* rows) {
+    const auto got = get(r, static_cast<const u8*>(rows), u64{of(r).tokens} * case_.combine_bytes);
+    ASSERT_NO_FATAL_FAILURE(reference.check_combined(r, got.data(), round));
   }
   // Dispatch, experts and combine of one set of tokens, everything checked.
   void round(u32 seed) {

@@ -112,12 +112,21 @@ TEST_F(EpGpu, CombinesOfCopiesFollowEachOther) {
       ASSERT_NO_FATAL_FAILURE(r.check(handle, reference));
       r.write_expert_rows(handle, inputs, i);
     }
-  for (u32 turn = 0; turn < 40; ++turn)
-    for (const auto& handle : held[turn * 5 % held.size()])
-      ASSERT_NO_FATAL_FAILURE(r.combine(handle));
-  ASSERT_NO_FATAL_FAILURE(r.synchronize());
+  constexpr u32 kTurns = 40;
+  const u64 result_bytes = u64{c.max_tokens} * c.combine_bytes;
+  std::vector<symm::LocalMemory> results;
   for (u32 rank = 0; rank < world_; ++rank)
-    ASSERT_NO_FATAL_FAILURE(r.check_combined(rank, reference, 39 * 5 % 6));
+    results.push_back(r.rank(rank).allocate(kTurns * result_bytes).value());
+  for (u32 turn = 0; turn < kTurns; ++turn)
+    for (const auto& handle : held[turn * 5 % held.size()])
+      ASSERT_NO_FATAL_FAILURE(
+          r.combine(handle, results[handle.rank()].as<u8>() + turn * result_bytes));
+  ASSERT_NO_FATAL_FAILURE(r.synchronize());
+  for (u32 turn = 0; turn < kTurns; ++turn)
+    for (u32 rank = 0; rank < world_; ++rank)
+      ASSERT_NO_FATAL_FAILURE(
+          r.check_rows(rank, reference, turn * 5 % 6, results[rank].as<u8>() + turn * result_bytes))
+          << "turn " << turn;
 }
 TEST_F(EpGpu, CopiesUseTheirMemoryAgain) {
   EpCase c = identity_case(world_, 64);
