@@ -11,9 +11,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-EpGroupRig twin_rig(const EpCase& c, u32 slots = 2) {
+EpGroupRig twin_rig(const EpCase& c, u32 slots = 2, ep::CombineBy combine = ep::CombineBy::kPull) {
   auto options = ep_options(c, symm::Backend::kCpu);
   options.ep.slots = slots;
+  options.ep.combine = combine;
   return EpGroupRig::create(c, options).value();
 }
 
@@ -88,7 +89,7 @@ TEST(EpFallBack, TwentyHandlesAtATimeUseTheSameMemoryAgain) {
 TEST(EpFallBack, CombinesOfCopiesInAnyOrder) {
   const EpCase c{.world = 3, .max_tokens = 24, .biases = 1};
   for (u32 seed = 1; seed <= 8; ++seed) {
-    EpGroupRig rig = twin_rig(c, 1);
+    EpGroupRig rig = twin_rig(c, 1, seed % 2 == 0 ? ep::CombineBy::kPush : ep::CombineBy::kPull);
     rig.group().core().launcher().set_schedule(weak_schedule(seed));
     const EpInputs inputs(c, seed);
     const EpReference reference(c, inputs);
