@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include <crossdock/kernel/ep_combine.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
 
@@ -96,13 +98,12 @@ class EpRig {
     for (u32 rank = 0; rank < case_.world; ++rank) {
       const EpTokensIn& in = inputs.of(rank);
       EpDispatchParams& p = params(rank, turn);
-      std::memcpy(const_cast<u8*>(p.input.rows), in.rows.data(), in.rows.size());
-      std::memcpy(const_cast<u8*>(p.input.scales), in.scales.data(), in.scales.size());
+      std::copy(in.rows.begin(), in.rows.end(), const_cast<u8*>(p.input.rows));
+      std::copy(in.scales.begin(), in.scales.end(), const_cast<u8*>(p.input.scales));
       for (u64 i = 0; i < in.ids.size(); ++i)
         set_id(p, i, in.ids[i]);
       if (case_.weights)
-        std::memcpy(const_cast<float*>(p.input.weights), in.weights.data(),
-                    in.weights.size() * sizeof(float));
+        std::copy(in.weights.begin(), in.weights.end(), const_cast<float*>(p.input.weights));
       p.tokens = EpTokens::make(in.tokens, case_.blocks_of(rank));
       std::memset(output(rank, turn), 0xee, case_.output().bytes);
     }

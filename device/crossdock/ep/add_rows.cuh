@@ -35,11 +35,11 @@ class EpAddition {
                               u32 bytes)
       : output_(p.output),
         from_(reinterpret_cast<const U32x4*>(rows)),
-        step_(p.parts.bytes / sizeof(U32x4)),
+        step_(p.parts.bytes / static_cast<u32>(sizeof(U32x4))),
         what_(what),
         at_(u64{what.part} * p.parts.bytes),
         to_(reinterpret_cast<U32x4*>(p.output.rows + what.token * p.output.row_stride + at_)),
-        vectors_(bytes / sizeof(U32x4)) {}
+        vectors_(bytes / static_cast<u32>(sizeof(U32x4))) {}
 
   CROSSDOCK_DEVICE void run() const {
     const bool biased = output_.bias[0] != nullptr || output_.bias[1] != nullptr;
