@@ -67,6 +67,12 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<std::span<std::byte>> user_memory(u32 rank);
   Result<std::uint64_t> output_bytes(const Tokens& tokens) const;
   void release(u32 rank, u32 slot) noexcept;
+  // Whether `p`, if not null, is memory of the rank's GPU; for calls on top of these too.
+  struct Where {
+    u32 rank;
+    const char* call;
+  };
+  Result<> check_memory(const Where& where, const void* p, const char* what) const;
   Result<Statistics> statistics(u32 rank, Deadline deadline) const;
   Result<StatisticsMemory> statistics_memory(u32 rank);
   Result<> reset(Deadline deadline);
@@ -99,11 +105,6 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<u32> take_window_slot(RankState& state, const cuda::Stream* stream) const;
   Result<> refuse_in_capture(u32 rank, const cuda::Stream* stream, const char* what) const;
   // ---- checks.cpp
-  struct Where {
-    u32 rank;
-    const char* call;
-  };
-  Result<> check_memory(const Where& where, const void* p, const char* what) const;
   Result<> check_shape(const Tokens& tokens) const;
   Result<> check_tokens(u32 rank, const Tokens& tokens, const DispatchOptions& how) const;
   Result<> check_combined(const Handle::State& handle, const device::EpCombineOutput& to) const;

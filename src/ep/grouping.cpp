@@ -53,6 +53,7 @@ device::EpGrouping grouping_of(const Slot& slot, u32 alignment) {
           .aligned = slot.aligned(),
           .rows = slot.places(),
           .positions = slot.positions(),
+          .weights = nullptr,  // written by group_rows only
           .alignment = alignment};
 }
 
@@ -65,6 +66,7 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   p.common = rank.common(device::KernelId::kEpGroupRows, options_.wait);
   p.arrived = arrived_of(handle);
   p.grouping = grouping_of(*slot, options_.expert_alignment);
+  p.grouping.weights = handle.state_->weights ? slot->place_weights() : nullptr;
   const u32 blocks = std::clamp(p.arrived.experts, 1u, launcher_->num_sms(rank));
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
@@ -73,6 +75,7 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
                  .aligned_counts = p.grouping.aligned,
                  .rows = p.grouping.rows,
                  .positions = p.grouping.positions,
+                 .weights = p.grouping.weights,
                  .places = most_places(options_, window_)};
 }
 

@@ -37,6 +37,7 @@ SlotLayout slot_layout(const Options& options, const Window& window, u32 rank) {
     out.aligned = block.add("aligned counts", experts * 4);
     out.places = block.add("places", most_places(options, window) * 4);
     out.positions = block.add("positions", u64{window.capacity} * options.top_k * 4);
+    out.place_weights = block.add("weights of places", most_places(options, window) * 4);
   }
   out.local_bytes = block.bytes;
   out.rows = block.add("rows", window.output_bytes);

@@ -25,6 +25,7 @@ struct SlotLayout {
   u64 aligned = 0;
   u64 places = 0;
   u64 positions = 0;
+  u64 place_weights = 0;
   u64 local_bytes = 0;
   u64 rows = 0;
   u64 input = 0;
@@ -46,6 +47,7 @@ class Slot {
   [[nodiscard]] u32* aligned() const { return at<u32>(layout_.aligned); }
   [[nodiscard]] device::i32* places() const { return at<device::i32>(layout_.places); }
   [[nodiscard]] u32* positions() const { return at<u32>(layout_.positions); }
+  [[nodiscard]] float* place_weights() const { return at<float>(layout_.place_weights); }
   // Of a copy.
   [[nodiscard]] u8* rows() const { return at<u8>(layout_.rows); }
   [[nodiscard]] u8* input() const { return at<u8>(layout_.input); }

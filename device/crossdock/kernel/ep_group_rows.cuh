@@ -75,6 +75,8 @@ struct EpExpertList {
     scan(expert, [&](u32 choice, u32 n) {
       ptx::st_weak(p.grouping.rows + place + n, static_cast<i32>(choice / p.arrived.top_k));
       ptx::st_weak(p.grouping.positions + choice, place + n);
+      if (p.grouping.weights != nullptr)
+        ptx::st_weak(p.grouping.weights + place + n, ptx::ld_weak(p.arrived.weights + choice));
     });
     const u32 end = begin + round_up(total, p.grouping.alignment);
     for (u32 i = begin + total + thread_index(); i < end; i += kConfig.threads)

@@ -26,6 +26,7 @@ struct EpGrouping {
   u32* aligned;    // [experts]: its places, with padding
   i32* rows;       // [places]: the received row of each place, in order; -1 where there is none
   u32* positions;  // [rows][top_k]: the place of each choice that is one of this rank
+  float* weights;  // [places]: the weight of the choice; null: not wanted
   u32 alignment;
 };
 // The most places that `capacity` rows can need.

@@ -127,6 +127,7 @@ struct Grouped {
   const std::uint32_t* aligned_counts = nullptr;  // [experts of the rank]: places, with padding
   const std::int32_t* rows = nullptr;             // [place]: a received row, in order; -1: padding
   const std::uint32_t* positions = nullptr;  // [row][top_k]: the place of a choice of this rank
+  const float* weights = nullptr;            // [place]: of the choice; null: none were delivered
   std::uint64_t places = 0;                  // the most there can be
 };
 

@@ -36,6 +36,7 @@ void check_lists(const EpCase& c, const Seen& s) {
       if (s.ids[choice] != static_cast<i32>(e)) continue;
       ASSERT_EQ(s.grouped.rows[place], static_cast<i32>(choice / c.top_k)) << "place " << place;
       ASSERT_EQ(s.grouped.positions[choice], place);
+      ASSERT_EQ(s.grouped.weights[place], s.weights[choice]) << "place " << place;
       ++place;
     }
     for (; place % kAlignment != 0; ++place)
