@@ -1,0 +1,153 @@
+// An expert layer over the ranks of one NVLink domain, as one call: dispatch brings the tokens to
+// the ranks of their experts, two grouped products with SwiGLU between them make the experts'
+// outputs, combine brings those back as one sum.
+//
+//   Layer ── load(rank, weights)                 or use(), for weights that are on the GPU
+//         ── forward(rank, input, output)        dispatch, lists, products, sums, combine
+//         ── sibling()                           the next layer of a model: weights of its own
+//
+// A forward puts work on a stream and returns: it never waits for the GPU, allocates nothing, and
+// may be captured into a CUDA graph. Every rank makes the same forwards in the same order. Layers
+// that share buffers (siblings, or layers over one group) run one after the other: on one stream,
+// or on streams that the caller orders. The same input gives the same bits every time. A rank's
+// Layer is single-owner.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <crossdock/core/deadline.hpp>
+#include <crossdock/core/export.hpp>
+#include <crossdock/core/result.hpp>
+#include <crossdock/ep/group.hpp>
+#include <crossdock/moe/grouped_gemm.hpp>
+#include <crossdock/moe/weights.hpp>
+#include <crossdock/symm/group_options.hpp>
+
+namespace crossdock::moe {
+
+class LayerCore;
+struct RankWeights;
+
+inline namespace v1 {
+
+// The same on every rank.
+struct LayerOptions {
+  symm::GroupOptions ranks = {};
+  std::uint32_t experts = 0;      // of all ranks, dealt in contiguous ranges; at least one a rank
+  std::uint32_t top_k = 0;        // choices of a token
+  std::uint32_t max_tokens = 0;   // of one rank in one forward
+  std::uint32_t hidden = 0;       // a multiple of 128
+  std::uint32_t inter = 0;        // between the products, a multiple of 128
+  Format format = Format::kE4m3;  // of the weights, and of the rows that travel and are multiplied
+  bool wide_ids = false;          // expert ids of 64 bits; else of 32
+  // gate <= clamp, -clamp <= up <= clamp.
+  float clamp = std::numeric_limits<float>::infinity();
+  bool fast = false;  // approximate exponential and reciprocal in SwiGLU
+  // Choices that one rank computes in one forward; more are a fault that names the expert. 0: all
+  // that can arrive, world * max_tokens * top_k, which is the most memory.
+  std::uint32_t max_places = 0;
+  GemmTile tile = GemmTile::kAuto;
+  // Blocks, which is SMs. 0: the library's choice.
+  std::uint32_t dispatch_sms = 0;
+  std::uint32_t combine_sms = 0;
+  std::uint32_t gemm_sms = 0;
+  // The longest a kernel waits for a peer before the forward fails, naming it.
+  std::chrono::nanoseconds wait{std::chrono::seconds(2)};
+  // For compiling the kernels of the products, which a machine does once; ranks.timeout is for the
+  // rest of create().
+  std::chrono::seconds compile_timeout{600};
+  bool statistics = true;
+};
+
+// What the ep::Group of such a layer is made with; for a caller that makes it and shares it.
+CROSSDOCK_API ep::Options group_options(const LayerOptions& options);
+
+// Memory of one rank, in bytes. Siblings share all but the weights.
+struct LayerSizes {
+  ep::Sizes group = {};
+  std::uint64_t places = 0;
+  std::uint64_t activation_bytes = 0;  // between the products, with scales
+  std::uint64_t output_bytes = 0;      // of the second product
+  WeightSizes weights = {};            // of the rank with the most experts
+};
+CROSSDOCK_API Result<LayerSizes> layer_sizes(const LayerOptions& options);
+
+// The tokens of one rank; memory of its GPU that stays as it is until the forward has run.
+struct LayerInput {
+  std::uint32_t count = 0;         // at most max_tokens; may be 0, and differ between ranks
+  const void* rows = nullptr;      // [count][hidden], 16-byte aligned
+  Format format = Format::kBf16;   // the layer's; or bf16, which a layer of e4m3 casts as it sends
+  std::uint64_t row_stride = 0;    // bytes, a multiple of 16; 0: dense
+  const float* scales = nullptr;   // e4m3: [count][hidden / 128]
+  std::uint64_t scale_stride = 0;  // bytes; 0: dense
+  const void* ids = nullptr;       // [count][top_k]: experts, -1: none
+  const float* weights = nullptr;  // [count][top_k]: factor of each choice; null: 1
+  // Rows that an expert gets on average, to choose tiles by. 0: as if all ranks had `count` tokens
+  // and chose evenly.
+  std::uint32_t expected_rows = 0;
+};
+struct LayerOutput {
+  void* rows = nullptr;            // bf16 [count][hidden], 16-byte aligned
+  std::uint64_t row_stride = 0;    // bytes, a multiple of 16; 0: dense
+  const void* residual = nullptr;  // bf16, like rows, added first; null: none
+  std::uint64_t residual_stride = 0;
+};
+
+class CROSSDOCK_API Layer {
+ public:
+  // Collective among the processes; compiles the kernels or loads them from the cache.
+  static Result<Layer> create(const LayerOptions& options);
+  // Over a group made with group_options(), or one that has at least as much. The group may go
+  // first. `options.ranks` is not looked at. Local.
+  static Result<Layer> create(const ep::Group& group, const LayerOptions& options,
+                              Deadline deadline);
+  Layer(Layer&&) noexcept;
+  Layer& operator=(Layer&&) noexcept;
+  ~Layer();
+
+  // Another layer of the same shape, which shares the group and all buffers but has no weights yet.
+  [[nodiscard]] Layer sibling() const;
+
+  [[nodiscard]] std::uint32_t world() const noexcept;
+  [[nodiscard]] std::span<const std::uint32_t> local_ranks() const noexcept;
+  [[nodiscard]] const LayerSizes& memory() const noexcept;
+  // Of the weights that a rank takes.
+  [[nodiscard]] WeightLayout weight_layout(std::uint32_t rank) const;
+
+  // Copies prepared weights of the rank's experts from the host to its GPU; they are there when
+  // this returns. kIncompatible, naming both, where they are of another layout.
+  Result<> load(std::uint32_t rank, const WeightsView& weights, Deadline deadline);
+  // The same for weights in memory of the rank's GPU, which stay there.
+  Result<> use(std::uint32_t rank, const WeightsView& weights);
+
+  // kInvalidArgument with the rule, the value and the fix; nothing has been launched then.
+  Result<> forward(std::uint32_t rank, const LayerInput& input, const LayerOutput& output,
+                   StreamPtr stream = nullptr);
+
+  // Waits for the ranks' own streams (on the CPU: runs what was called), then check().
+  Result<> synchronize(Deadline deadline);
+  // The first fault of a local rank, naming what failed and who is to blame. Never waits.
+  [[nodiscard]] Result<> check() const;
+  // After a fault: collective, when no work of the group is left on any stream of this process.
+  Result<> reset(Deadline deadline);
+  // Of the group: choices of each expert of the rank, and waits for each source.
+  Result<ep::Statistics> statistics(std::uint32_t rank, Deadline deadline) const;
+
+  // What the library's tools and tests need beside the API.
+  [[nodiscard]] moe::LayerCore& core() const noexcept { return *core_; }
+  [[nodiscard]] const moe::RankWeights* weights_of(std::uint32_t rank) const noexcept;
+
+ private:
+  explicit Layer(std::shared_ptr<moe::LayerCore> core);
+  std::shared_ptr<moe::LayerCore> core_;
+  std::vector<std::unique_ptr<moe::RankWeights>> weights_;  // by local rank
+};
+
+}  // namespace v1
+}  // namespace crossdock::moe

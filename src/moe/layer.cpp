@@ -1,0 +1,96 @@
+// The public face: Layer over LayerCore. See crossdock/moe/layer.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <utility>
+
+#include "moe/layer_core.hpp"
+
+namespace crossdock::moe {
+namespace {
+
+Result<RankWeights*> find(const std::vector<std::unique_ptr<RankWeights>>& all, u32 rank) {
+  for (const auto& weights : all)
+    if (weights->rank == rank) return weights.get();
+  return invalid_argument(fmt::format(
+      "moe layer: rank {} is not one of the {} ranks of this process", rank, all.size()));
+}
+
+}  // namespace
+
+inline namespace v1 {
+
+Result<Layer> Layer::create(const LayerOptions& options) {
+  CROSSDOCK_CHECK_OK(check_layer(options, options.ranks.world));
+  CROSSDOCK_TRY(group, ep::Core::create({.ranks = options.ranks, .ep = group_options(options)}));
+  CROSSDOCK_TRY(
+      core, LayerCore::create(std::move(group), options, Deadline::in(options.compile_timeout)));
+  return Layer(std::move(core));
+}
+Result<Layer> Layer::create(const ep::Group& group, const LayerOptions& options,
+                            Deadline deadline) {
+  CROSSDOCK_TRY(core, LayerCore::create(group.core().shared_from_this(), options, deadline));
+  return Layer(std::move(core));
+}
+Layer::Layer(std::shared_ptr<moe::LayerCore> core) : core_(std::move(core)) {
+  for (const u32 rank : local_ranks()) {
+    weights_.push_back(std::make_unique<RankWeights>());
+    weights_.back()->rank = rank;
+  }
+}
+Layer::Layer(Layer&&) noexcept = default;
+Layer& Layer::operator=(Layer&&) noexcept = default;
+Layer::~Layer() = default;
+
+Layer Layer::sibling() const {
+  return Layer(core_);
+}
+
+std::uint32_t Layer::world() const noexcept {
+  return core_->group().group().world();
+}
+std::span<const std::uint32_t> Layer::local_ranks() const noexcept {
+  return core_->group().group().local_ranks();
+}
+const LayerSizes& Layer::memory() const noexcept {
+  return core_->memory();
+}
+WeightLayout Layer::weight_layout(std::uint32_t rank) const {
+  return core_->weight_layout(rank);
+}
+const moe::RankWeights* Layer::weights_of(std::uint32_t rank) const noexcept {
+  const auto found = find(weights_, rank);
+  return found.ok() ? *found : nullptr;
+}
+
+Result<> Layer::load(std::uint32_t rank, const WeightsView& weights, Deadline deadline) {
+  CROSSDOCK_TRY(mine, find(weights_, rank));
+  CROSSDOCK_TRY(copied, core_->copy_weights(rank, weights, deadline));
+  *mine = std::move(copied);
+  return {};
+}
+Result<> Layer::use(std::uint32_t rank, const WeightsView& weights) {
+  CROSSDOCK_TRY(mine, find(weights_, rank));
+  CROSSDOCK_CHECK_OK(core_->check_weights(rank, weights));
+  *mine = RankWeights{.rank = rank, .view = weights};
+  return {};
+}
+Result<> Layer::forward(std::uint32_t rank, const LayerInput& input, const LayerOutput& output,
+                        StreamPtr stream) {
+  CROSSDOCK_TRY(mine, find(weights_, rank));
+  return core_->forward(*mine, {.input = input, .output = output, .stream = stream});
+}
+Result<> Layer::synchronize(Deadline deadline) {
+  return core_->group().launcher().synchronize(deadline);
+}
+Result<> Layer::check() const {
+  return core_->group().group().check();
+}
+Result<> Layer::reset(Deadline deadline) {
+  return core_->group().reset(deadline);
+}
+Result<ep::Statistics> Layer::statistics(std::uint32_t rank, Deadline deadline) const {
+  return core_->group().statistics(rank, deadline);
+}
+
+}  // namespace v1
+}  // namespace crossdock::moe

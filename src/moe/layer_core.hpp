@@ -1,0 +1,84 @@
+// LayerCore: what layers of one shape share: the expert-parallel group, the grouped products over
+// its launcher, and the buffers between the stages, one set for each local rank, since forwards of
+// a rank run one after the other. Weights are a Layer's own. Single-owner.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <crossdock/moe/layer.hpp>
+
+#include "ep/core.hpp"
+#include "moe/gemm_core.hpp"
+
+namespace crossdock::moe {
+
+// Weights of one layer on one rank: its own copy, or memory of the caller.
+struct RankWeights {
+  u32 rank = 0;
+  WeightsView view = {};  // gate_up null: none yet
+  symm::LocalMemory gate_up = {}, gate_up_scales = {}, down = {}, down_scales = {};
+};
+
+// The stages of a forward, in order.
+enum class LayerStage : device::u8 { kDispatch, kGroup, kFirst, kSecond, kReduce, kCombine };
+
+class LayerCore {
+ public:
+  // One forward; `stage_done` is called after each stage's launch, for tools that time them.
+  struct Call {
+    LayerInput input;
+    LayerOutput output;
+    StreamPtr stream = nullptr;
+    std::function<Result<>(LayerStage)> stage_done = {};
+  };
+  static Result<std::shared_ptr<LayerCore>> create(std::shared_ptr<ep::Core> group,
+                                                   const LayerOptions& options, Deadline deadline);
+
+  Result<> forward(const RankWeights& weights, const Call& call);
+
+  [[nodiscard]] ep::Core& group() const { return *group_; }
+  [[nodiscard]] symm::Rank& rank(u32 r) const { return group_->group().rank(r); }
+  [[nodiscard]] const LayerOptions& options() const { return options_; }
+  [[nodiscard]] const LayerSizes& memory() const { return sizes_; }
+  [[nodiscard]] WeightLayout weight_layout(u32 rank) const;
+  // kIncompatible, naming both layouts, and what is wrong with the addresses.
+  Result<> check_weights(u32 rank, const WeightsView& weights) const;
+  Result<RankWeights> copy_weights(u32 rank, const WeightsView& from, Deadline deadline) const;
+
+ private:
+  // Of one rank, from one stage to the next.
+  struct Buffers {
+    u32 rank = 0;
+    symm::LocalMemory activations;        // [places][inter]
+    symm::LocalMemory activation_scales;  // e4m3: [inter / 128][places]
+    symm::LocalMemory outputs;            // bf16 [places][hidden]
+  };
+  LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
+      : options_(options), group_(std::move(group)) {}
+  Result<> allocate(u32 rank);
+  Result<> prepare(Deadline deadline);
+  [[nodiscard]] const Buffers& buffers(u32 rank) const;
+  Result<> check(const RankWeights& weights, const Call& call) const;
+  [[nodiscard]] u32 expected_rows(const LayerInput& input) const;
+  [[nodiscard]] ep::Tokens tokens(const LayerInput& input) const;
+  // The two products; `got` and `grouped` may be empty where only their kernels are wanted.
+  [[nodiscard]] GemmCall first(const WeightsView& weights, const ep::Received& got,
+                               const ep::Grouped& grouped, const Buffers& buffers) const;
+  [[nodiscard]] GemmCall second(const WeightsView& weights, const ep::Received& got,
+                                const ep::Grouped& grouped, const Buffers& buffers) const;
+  [[nodiscard]] u64 scale_columns() const { return device::round_up(u64{sizes_.places}, u64{4}); }
+
+  LayerOptions options_;
+  LayerSizes sizes_;
+  std::shared_ptr<ep::Core> group_;
+  std::shared_ptr<GemmCore> gemm_;
+  std::vector<Buffers> buffers_;
+};
+
+// What is wrong with the options; see layer_core.cpp.
+Result<> check_layer(const LayerOptions& options, u32 world);
+
+}  // namespace crossdock::moe

@@ -1,0 +1,172 @@
+// LayerCore: one forward as a row of launches:
+//
+//   stream of the rank   dispatch ─ group_rows ─ product, SwiGLU ─ product ─ reduce_rows ─ combine
+//   memory               slot       lists        activations       outputs   slot's inputs  output
+//
+// All that can be wrong with a call is found before the first launch, since peers wait for the rest
+// once a dispatch runs. See layer_core.hpp. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "moe/layer_core.hpp"
+
+namespace crossdock::moe {
+namespace {
+
+bool aligned(const void* p, u64 alignment) {
+  return reinterpret_cast<std::uintptr_t>(p) % alignment == 0;
+}
+
+Result<> check_rows(const char* what, const void* rows, u64 stride, u64 bytes) {
+  const u64 step = stride == 0 ? bytes : stride;
+  if (aligned(rows, 16) && step % 16 == 0 && step >= bytes) return {};
+  return invalid_argument(
+      fmt::format("moe layer: {} at {} with a stride of {} bytes must be rows of {} bytes on "
+                  "multiples of 16, one row apart or more",
+                  what, rows, step, bytes));
+}
+
+}  // namespace
+
+Result<> LayerCore::check(const RankWeights& weights, const Call& call) const {
+  const LayerInput& in = call.input;
+  const LayerOutput& out = call.output;
+  if (weights.view.gate_up == nullptr)
+    return invalid_argument(
+        fmt::format("moe layer: rank {} has no weights yet: load() or use() comes before forward()",
+                    weights.rank));
+  if (in.count > options_.max_tokens)
+    return invalid_argument(fmt::format(
+        "moe layer: {} tokens are more than the max_tokens = {} that the layer was made for",
+        in.count, options_.max_tokens));
+  const bool fp8 = options_.format == Format::kE4m3;
+  if (in.format != Format::kBf16 && in.format != options_.format)
+    return invalid_argument(
+        "moe layer: rows of e4m3 into a layer of bf16: give it rows of bf16, or make it of e4m3");
+  if ((in.format == Format::kE4m3) != (in.scales != nullptr) && in.count != 0)
+    return invalid_argument(fmt::format("moe layer: rows of {} scales, but they are at {}",
+                                        in.format == Format::kE4m3 ? "e4m3 need" : "bf16 have no",
+                                        static_cast<const void*>(in.scales)));
+  if (in.count == 0) return {};
+  if (in.ids == nullptr || !aligned(in.ids, options_.wide_ids ? 8 : 4) || !aligned(in.weights, 4))
+    return invalid_argument(fmt::format("moe layer: ids at {} must be [count][{}] of {} bits",
+                                        in.ids, options_.top_k, options_.wide_ids ? 64 : 32));
+  const u64 row = u64{options_.hidden} * (fp8 && in.format == Format::kE4m3 ? 1 : 2);
+  if (in.rows == nullptr || out.rows == nullptr)
+    return invalid_argument(fmt::format(
+        "moe layer: input rows at {} and output rows at {} must both be given", in.rows, out.rows));
+  CROSSDOCK_CHECK_OK(check_rows("input", in.rows, in.row_stride, row));
+  CROSSDOCK_CHECK_OK(check_rows("output", out.rows, out.row_stride, u64{options_.hidden} * 2));
+  CROSSDOCK_CHECK_OK(
+      check_rows("residual", out.residual, out.residual_stride, u64{options_.hidden} * 2));
+  const ep::Core::Where where{weights.rank, "combine"};
+  CROSSDOCK_CHECK_OK(group_->check_memory(where, out.rows, "output rows"));
+  return group_->check_memory(where, out.residual, "residual rows");
+}
+
+// Rounded up, and no more than kernels were prepared for.
+u32 LayerCore::expected_rows(const LayerInput& input) const {
+  const u64 per_token = u64{group_->group().world()} * options_.top_k;
+  const u64 even = device::ceil_div(input.count * per_token, u64{options_.experts});
+  const u64 most = device::ceil_div(options_.max_tokens * per_token, u64{options_.experts});
+  const u64 rows = input.expected_rows != 0 ? input.expected_rows : even;
+  return static_cast<u32>(std::clamp(rows, u64{1}, std::max(most, u64{1})));
+}
+
+ep::Tokens LayerCore::tokens(const LayerInput& in) const {
+  ep::Tokens t{.count = in.count,
+               .rows = in.rows,
+               .row_bytes = options_.hidden * (in.format == Format::kE4m3 ? 1 : 2),
+               .row_stride = in.row_stride,
+               .ids = in.ids,
+               .weights = in.weights};
+  if (options_.format == Format::kBf16) return t;
+  t.scales_by_column = true;
+  t.cast = in.format == Format::kBf16;
+  if (t.cast) return t;
+  t.scales = in.scales;
+  t.scale_bytes = options_.hidden / 128 * sizeof(float);
+  t.scale_stride = in.scale_stride;
+  return t;
+}
+
+GemmCall LayerCore::first(const WeightsView& w, const ep::Received& got, const ep::Grouped& grouped,
+                          const Buffers& b) const {
+  const bool fp8 = options_.format == Format::kE4m3;
+  return {.weights = {.format = options_.format,
+                      .rows = w.gate_up,
+                      .scales = w.gate_up_scales,
+                      .experts = w.layout.experts,
+                      .n = 2 * options_.inter,
+                      .k = options_.hidden},
+          .input = {.rows = got.rows,
+                    .count = got.capacity,
+                    .row_stride = got.row_bytes,
+                    .scales = fp8 ? static_cast<const float*>(got.scales) : nullptr,
+                    .scale_columns = fp8 ? got.scale_columns : 0},
+          .groups = {.offsets = grouped.offsets,
+                     .counts = got.expert_counts,
+                     .rows = grouped.rows,
+                     .places = static_cast<u32>(sizes_.places)},
+          .output = {.format = options_.format,
+                     .rows = b.activations.address(),
+                     .scales = b.activation_scales.as<float>(),
+                     .scale_columns = fp8 ? scale_columns() : 0},
+          .swiglu = Swiglu{.clamp = options_.clamp, .fast = options_.fast},
+          .tile = options_.tile};
+}
+
+GemmCall LayerCore::second(const WeightsView& w, const ep::Received& got,
+                           const ep::Grouped& grouped, const Buffers& b) const {
+  const bool fp8 = options_.format == Format::kE4m3;
+  return {.weights = {.format = options_.format,
+                      .rows = w.down,
+                      .scales = w.down_scales,
+                      .experts = w.layout.experts,
+                      .n = options_.hidden,
+                      .k = options_.inter},
+          .input = {.rows = b.activations.address(),
+                    .count = static_cast<u32>(sizes_.places),
+                    .scales = b.activation_scales.as<float>(),
+                    .scale_columns = fp8 ? scale_columns() : 0},
+          .groups = {.offsets = grouped.offsets, .counts = got.expert_counts},
+          .output = {.rows = b.outputs.address()},
+          .tile = options_.tile};
+}
+
+Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
+  CROSSDOCK_CHECK_OK(check(weights, call));
+  const u32 r = weights.rank;
+  const Buffers& b = buffers(r);
+  const auto done = [&](LayerStage stage) {
+    return call.stage_done ? call.stage_done(stage) : Result<>();
+  };
+  CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(call.input), {}, call.stream));
+  const ep::Received& got = handle.received();
+  CROSSDOCK_CHECK_OK(done(LayerStage::kDispatch));
+  CROSSDOCK_TRY(grouped, group_->group_rows(handle, call.stream));
+  CROSSDOCK_CHECK_OK(done(LayerStage::kGroup));
+
+  GemmCall one = first(weights.view, got, grouped, b);
+  GemmCall two = second(weights.view, got, grouped, b);
+  one.expected_rows = two.expected_rows = expected_rows(call.input);
+  if (call.input.weights != nullptr) one.swiglu->row_weights = grouped.weights;
+  CROSSDOCK_CHECK_OK(gemm_->run(r, one, call.stream));
+  CROSSDOCK_CHECK_OK(done(LayerStage::kFirst));
+  CROSSDOCK_CHECK_OK(gemm_->run(r, two, call.stream));
+  CROSSDOCK_CHECK_OK(done(LayerStage::kSecond));
+
+  CROSSDOCK_CHECK_OK(group_->reduce_rows(handle, {.rows = b.outputs.address()}, call.stream));
+  CROSSDOCK_CHECK_OK(done(LayerStage::kReduce));
+  const LayerOutput& out = call.output;
+  CROSSDOCK_CHECK_OK(group_->combine(handle,
+                                     {.rows = out.rows,
+                                      .row_stride = out.row_stride,
+                                      .bias = {out.residual, nullptr},
+                                      .bias_stride = {out.residual_stride, 0}},
+                                     call.stream));
+  // The handle goes: later dispatches of the rank come after this combine.
+  return done(LayerStage::kCombine);
+}
+
+}  // namespace crossdock::moe

@@ -1,0 +1,202 @@
+// Expert layers on as many GPUs as there are: results against the reference in both formats and
+// with every tile, odd routings, graphs replayed with the same and with new tokens, many forwards
+// without the host, no memory per call, faults.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+
+#include "cuda/graph.hpp"
+#include "gpu/gpu_fixture.hpp"
+#include "support/moe_layer_rig.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using moe::Format;
+using moe::GemmTile;
+using ::testing::HasSubstr;
+
+constexpr Format kFormats[] = {Format::kE4m3, Format::kBf16};
+
+// A tensor core drops the last bits of products of e4m3, which now and then turns the rounding of a
+// value between the products, and with it most outputs of that row by a step.
+MoeLayerRig::Bounds bounds_of(Format format) {
+  return {.share_equal = format == Format::kE4m3 ? 0.2 : 0.6, .magnitude = 1.0 / 256};
+}
+
+class MoeLayerGpu : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    world_ = static_cast<u32>(num_gpus_);
+  }
+  // A shape in proportion to those of models, with few enough values for a reference on the host.
+  [[nodiscard]] MoeCase moderate(u32 tokens, Format format) const {
+    return {.world = world_,
+            .experts = 16,
+            .top_k = 4,
+            .max_tokens = tokens,
+            .hidden = 1024,
+            .inter = 512,
+            .format = format,
+            .samples = 12};
+  }
+  static MoeLayerRig rig(const MoeCase& c) {
+    auto made = MoeLayerRig::create(c, symm::Backend::kGpu);
+    if (!made.ok()) ADD_FAILURE() << made.error().describe();
+    return std::move(made).value();
+  }
+  static void round(const MoeCase& c) {
+    MoeLayerRig made = rig(c);
+    ASSERT_NO_FATAL_FAILURE(made.round(MoeData(c), bounds_of(c.format)));
+  }
+  u32 world_ = 1;
+};
+
+TEST_F(MoeLayerGpu, ManyTokens) {
+  for (const Format format : kFormats) {
+    SCOPED_TRACE(::testing::Message() << "format " << int(format));
+    MoeCase c = moderate(700, format);
+    c.residual = true;
+    ASSERT_NO_FATAL_FAILURE(round(c));
+  }
+}
+TEST_F(MoeLayerGpu, EveryTile) {
+  for (const Format format : kFormats)
+    for (const GemmTile tile :
+         {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8}) {
+      SCOPED_TRACE(::testing::Message() << "format " << int(format) << " tile " << int(tile));
+      MoeCase c = moderate(90, format);
+      c.tile = tile;
+      ASSERT_NO_FATAL_FAILURE(round(c));
+    }
+}
+TEST_F(MoeLayerGpu, FewTokensAndNone) {
+  for (const Format format : kFormats)
+    for (const std::vector<u32>& tokens :
+         {std::vector<u32>{1}, std::vector<u32>{0, 3}, std::vector<u32>{0}}) {
+      MoeCase c = moderate(4, format);
+      c.tokens = tokens;
+      ASSERT_NO_FATAL_FAILURE(round(c));
+    }
+}
+TEST_F(MoeLayerGpu, OddRoutings) {
+  for (const EpRoutingKind kind :
+       {EpRoutingKind::kOneExpert, EpRoutingKind::kAllMasked, EpRoutingKind::kSkewed}) {
+    MoeCase c = moderate(200, Format::kE4m3);
+    c.routing = kind;
+    c.wide_ids = true;
+    c.experts = 17;
+    ASSERT_NO_FATAL_FAILURE(round(c));
+  }
+}
+TEST_F(MoeLayerGpu, RowsThatAreQuantisedAlready) {
+  MoeCase c = moderate(150, Format::kE4m3);
+  c.quantised_input = true;
+  ASSERT_NO_FATAL_FAILURE(round(c));
+}
+
+// ---- graphs ------------------------------------------------------------------------------------
+
+std::vector<cuda::Graph> capture(MoeLayerRig& rig, moe::Layer& layer) {
+  std::vector<cuda::Graph> graphs;
+  for (const u32 r : layer.local_ranks()) {
+    auto capture = cuda::Capture::begin(*rig.rank(r).device().stream()).value();
+    const auto called = layer.forward(r, rig.input(r), rig.output(r));
+    EXPECT_TRUE(called.ok()) << called.error().describe();
+    graphs.push_back(capture.finish().value());
+  }
+  return graphs;
+}
+void replay(MoeLayerRig& rig, const std::vector<cuda::Graph>& graphs) {
+  for (u32 i = 0; i < graphs.size(); ++i)
+    ASSERT_TRUE(graphs[i].launch(*rig.rank(rig.layer.local_ranks()[i]).device().stream()).ok());
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+}
+
+TEST_F(MoeLayerGpu, TwentyReplaysGiveTheSameBits) {
+  for (const Format format : kFormats)
+    for (const u32 tokens : {7u, 400u}) {
+      const MoeCase c = moderate(tokens, format);
+      const MoeData data(c);
+      MoeLayerRig made = rig(c);
+      ASSERT_NO_FATAL_FAILURE(made.load(data));
+      const auto graphs = capture(made, made.layer);
+      std::vector<u16> first;
+      for (u32 i = 0; i < 20; ++i) {
+        ASSERT_NO_FATAL_FAILURE(made.poison());
+        ASSERT_NO_FATAL_FAILURE(replay(made, graphs));
+        if (first.empty()) first = made.outputs();
+        ASSERT_EQ(made.outputs(), first) << "replay " << i;
+      }
+      ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(format)));
+      ASSERT_NO_FATAL_FAILURE(made.run());
+      ASSERT_EQ(made.outputs(), first) << "launched without the graph";
+    }
+}
+TEST_F(MoeLayerGpu, ReplaysReadNewTokensAndRoutes) {
+  MoeCase c = moderate(120, Format::kE4m3);
+  MoeLayerRig made = rig(c);
+  ASSERT_NO_FATAL_FAILURE(made.load(MoeData(c)));
+  const auto graphs = capture(made, made.layer);
+  for (u32 seed = 2; seed <= 4; ++seed) {
+    c.seed = seed;
+    const MoeData data(c);
+    ASSERT_NO_FATAL_FAILURE(made.replace_tokens(data));
+    ASSERT_NO_FATAL_FAILURE(made.poison());
+    ASSERT_NO_FATAL_FAILURE(replay(made, graphs));
+    ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(c.format))) << "seed " << seed;
+  }
+}
+
+// ---- in a row ----------------------------------------------------------------------------------
+
+TEST_F(MoeLayerGpu, ManyForwardsWithoutTheHostKeepTheirRowsAndTakeNoMemory) {
+  const MoeCase c = moderate(60, Format::kE4m3);
+  const MoeData data(c);
+  MoeLayerRig made = rig(c);
+  ASSERT_NO_FATAL_FAILURE(made.load(data));
+  moe::Layer second = made.layer.sibling();
+  ASSERT_NO_FATAL_FAILURE(made.load_weights(data, second));
+  const auto used = [&] {
+    const auto info = context().memory_info().value();
+    return info.total_bytes - info.free_bytes;
+  };
+  ASSERT_NO_FATAL_FAILURE(made.poison());
+  std::size_t before = 0;
+  for (u32 i = 0; i < 600; ++i) {
+    if (i == 100) {
+      ASSERT_NO_FATAL_FAILURE(made.synchronize());
+      before = used();
+    }
+    ASSERT_NO_FATAL_FAILURE(made.forward(i % 2 == 0 ? made.layer : second));
+  }
+  ASSERT_NO_FATAL_FAILURE(made.synchronize());
+  EXPECT_LE(used(), before + (std::size_t{4} << 20));
+  ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(c.format)));
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
+TEST_F(MoeLayerGpu, MoreChoicesThanPlacesAreAFaultAndResetHeals) {
+  if (world_ < 2) GTEST_SKIP() << "needs two GPUs: on one all routings have as many choices";
+  MoeCase c = moderate(200, Format::kE4m3);
+  c.max_places = 1000;  // enough for the even routing, not for one expert
+  c.routing = EpRoutingKind::kOneExpert;
+  MoeLayerRig made = rig(c);
+  ASSERT_NO_FATAL_FAILURE(made.load(MoeData(c)));
+  ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
+  ASSERT_FALSE(made.layer.synchronize(moe_soon()).ok());
+  const auto fault = made.rank(world_ - 1).check();
+  ASSERT_EQ(fault.code(), Code::kInvalidArgument) << fault.error().describe();
+  EXPECT_THAT(fault.error().message, HasSubstr("the rows of expert"));
+  ASSERT_TRUE(made.layer.reset(moe_soon()).ok());
+  c.routing = EpRoutingKind::kRandom;
+  const MoeData even(c);
+  ASSERT_NO_FATAL_FAILURE(made.replace_tokens(even));
+  ASSERT_NO_FATAL_FAILURE(made.run());
+  ASSERT_NO_FATAL_FAILURE(made.check(even, bounds_of(c.format)));
+}
+
+}  // namespace
+}  // namespace crossdock::testing

@@ -1,0 +1,275 @@
+// A case of an expert layer and its reference: plain weights, tokens of all ranks, and what the
+// layer has to make of them, added up in fp64 and rounded exactly where docs/design/moe.md says.
+// Plain loops over plain matrices: nothing of the library's preparation or routing is used. Test
+// code; one thread.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <crossdock/moe/layer.hpp>
+
+#include "support/ep_case.hpp"
+
+namespace crossdock::testing {
+
+struct MoeCase {
+  u32 world = 2;
+  u32 experts = 6;
+  u32 top_k = 3;
+  u32 max_tokens = 12;
+  u32 hidden = 256;
+  u32 inter = 128;
+  moe::Format format = moe::Format::kE4m3;
+  bool quantised_input = false;  // the caller's rows are e4m3 already
+  float clamp = 4.0f;
+  bool weights = true;
+  bool residual = false;
+  bool wide_ids = false;
+  u32 max_places = 0;
+  moe::GemmTile tile = moe::GemmTile::kAuto;
+  EpRoutingKind routing = EpRoutingKind::kRandom;
+  std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
+  u32 samples = 0;               // tokens of each rank that are compared; 0: all
+  u32 seed = 1;
+
+  [[nodiscard]] bool fp8() const { return format == moe::Format::kE4m3; }
+  // The routing's half.
+  [[nodiscard]] EpCase ep() const {
+    return {.world = world,
+            .experts = experts,
+            .top_k = top_k,
+            .max_tokens = max_tokens,
+            .row_bytes = 16,
+            .wide_ids = wide_ids,
+            .routing = routing,
+            .tokens = tokens};
+  }
+  [[nodiscard]] moe::LayerOptions options(symm::Backend backend) const {
+    moe::LayerOptions o;
+    o.ranks.world = world;
+    o.ranks.backend = backend;
+    o.experts = experts;
+    o.top_k = top_k;
+    o.max_tokens = max_tokens;
+    o.hidden = hidden;
+    o.inter = inter;
+    o.format = format;
+    o.wide_ids = wide_ids;
+    o.clamp = clamp;
+    o.max_places = max_places;
+    o.tile = tile;
+    return o;
+  }
+};
+
+inline float moe_number(u32 seed, u64 index) {
+  const u32 bits = mix(seed * 0x9e3779b9u + static_cast<u32>(index) +
+                       static_cast<u32>(index >> 32) * 0x85ebca6bu);
+  return static_cast<float>(bits % 8001) / 4000.0f - 1.0f;
+}
+inline float e4m3_value(u8 code) {
+  return bit_cast<float>(minifloat::decode(minifloat::kE4m3, code));
+}
+inline u8 e4m3_of(float value) {
+  return static_cast<u8>(minifloat::encode(minifloat::kE4m3, bit_cast<u32>(value)));
+}
+
+// All experts' matrices as a checkpoint has them: plain values, and what the layer's format keeps
+// of them. Blocks of 128 x 128 differ in size, so that a scale in the wrong place is seen.
+struct MoeMatrix {
+  u32 rows, columns;
+  std::vector<float> plain;
+  std::vector<float> kept;
+
+  MoeMatrix(const MoeCase& c, u32 seed, u32 of_rows, u32 of_columns)
+      : rows(of_rows), columns(of_columns), plain(u64{c.experts} * of_rows * of_columns) {
+    const float size = 3.0f / std::sqrt(static_cast<float>(columns));
+    for (u64 i = 0; i < plain.size(); ++i) {
+      const u32 block = static_cast<u32>(i / columns / 128 * 7 + i % columns / 128);
+      const float factor = std::ldexp(1.0f, static_cast<int>(block % 3) - 1);
+      plain[i] = from_bf16(bf16_of(moe_number(seed, i) * size * factor));
+    }
+    kept = plain;
+    if (c.fp8()) quantise(c.experts);
+  }
+  [[nodiscard]] const float* row(u32 expert, u32 of) const {
+    return &kept[(u64{expert} * rows + of) * columns];
+  }
+
+ private:
+  void quantise(u32 experts) {
+    for (u64 block = 0; block < u64{experts} * rows / 128; ++block)
+      for (u32 group = 0; group < columns / 128; ++group) {
+        const auto at = [&](u32 i) {
+          return (block * 128 + i / 128) * columns + group * 128 + i % 128;
+        };
+        float peak = 1e-10f;
+        for (u32 i = 0; i < 128 * 128; ++i)
+          peak = std::max(peak, std::abs(plain[at(i)]));
+        const float scale = peak / 448.0f;
+        for (u32 i = 0; i < 128 * 128; ++i)
+          kept[at(i)] = e4m3_value(e4m3_of(plain[at(i)] * (1.0f / scale))) * scale;
+      }
+  }
+};
+
+// The tokens of one rank, as given to the layer and as its products see them.
+struct MoeTokens {
+  std::vector<u16> rows;
+  std::vector<u8> codes;      // quantised_input
+  std::vector<float> scales;  // quantised_input: [token][hidden / 128]
+  std::vector<float> seen;
+  std::vector<u16> residual;
+};
+
+class MoeData {
+ public:
+  explicit MoeData(const MoeCase& of)
+      : c(of),
+        ep_case(of.ep()),
+        routing(ep_case, of.seed),
+        gate_up(of, 11, 2 * of.inter, of.hidden),
+        down(of, 13, of.hidden, of.inter) {
+    for (u32 r = 0; r < c.world; ++r)
+      tokens_.push_back(make(r));
+  }
+  [[nodiscard]] const MoeTokens& of(u32 rank) const { return tokens_[rank]; }
+  [[nodiscard]] const EpTokensIn& routes(u32 rank) const { return routing.of(rank); }
+  [[nodiscard]] u32 count(u32 rank) const { return routing.of(rank).tokens; }
+
+  // The plain matrices of the experts of one rank.
+  [[nodiscard]] moe::PlainWeights plain(u32 rank) const {
+    const auto experts = ep_case.expert_map();
+    const u64 first = experts.first(rank);
+    return {.number = moe::Number::kF32,
+            .experts = experts.count(rank),
+            .hidden = c.hidden,
+            .inter = c.inter,
+            .gate_up = &gate_up.plain[first * gate_up.rows * gate_up.columns],
+            .down = &down.plain[first * down.rows * down.columns]};
+  }
+
+  const MoeCase c;
+  const EpCase ep_case;
+  const EpInputs routing;
+  const MoeMatrix gate_up, down;
+
+ private:
+  [[nodiscard]] MoeTokens make(u32 rank) const {
+    MoeTokens t;
+    const u64 values = u64{count(rank)} * c.hidden;
+    for (u64 i = 0; i < values; ++i) {
+      const float factor = 1.0f + static_cast<float>(i / 128 % 5);  // groups differ
+      t.rows.push_back(bf16_of(moe_number(c.seed * 101 + rank, i) * factor));
+      t.residual.push_back(bf16_of(moe_number(c.seed * 103 + rank, i)));
+    }
+    for (u64 i = 0; i < values; i += 128) {
+      if (!c.fp8()) {
+        for (u64 j = i; j < i + 128; ++j)
+          t.seen.push_back(from_bf16(t.rows[j]));
+        continue;
+      }
+      const EpCastGroup group = reference_cast(&t.rows[i]);
+      t.scales.push_back(group.scale);
+      for (const u8 code : group.values) {
+        t.codes.push_back(code);
+        t.seen.push_back(e4m3_value(code) * group.scale);
+      }
+    }
+    return t;
+  }
+  std::vector<MoeTokens> tokens_;
+};
+
+// A value, and the sum of the magnitudes of the products that it was made of.
+struct MoeValue {
+  float value = 0;
+  double magnitude = 0;
+};
+
+class MoeReference {
+ public:
+  explicit MoeReference(const MoeData& data) : d_(data) {}
+
+  // One token of one rank: [hidden], rounded to bf16.
+  [[nodiscard]] std::vector<MoeValue> token(u32 rank, u32 t) const {
+    const MoeCase& c = d_.c;
+    const EpTokensIn& in = d_.routes(rank);
+    const auto experts = d_.ep_case.expert_map();
+    std::vector<MoeValue> out(c.hidden);
+    for (u32 h = 0; c.residual && h < c.hidden; ++h)
+      out[h].value = from_bf16(d_.of(rank).residual[u64{t} * c.hidden + h]);
+    for (u32 destination = 0; destination < c.world; ++destination) {
+      if (!d_.routing.goes_to(rank, t, destination)) continue;
+      std::vector<MoeValue> row(c.hidden);  // what the destination sends back
+      for (u32 k = 0; k < c.top_k; ++k) {
+        const i64 id = in.ids[u64{t} * c.top_k + k];
+        if (id < 0 || experts.owner(static_cast<u32>(id)) != destination) continue;
+        const float weight = c.weights ? in.weights[u64{t} * c.top_k + k] : 1.0f;
+        const auto made =
+            expert(static_cast<u32>(id), &d_.of(rank).seen[u64{t} * c.hidden], weight);
+        for (u32 h = 0; h < c.hidden; ++h) {
+          row[h].value += made[h].value;
+          row[h].magnitude += made[h].magnitude;
+        }
+      }
+      for (u32 h = 0; h < c.hidden; ++h) {
+        out[h].value += from_bf16(bf16_of(row[h].value));
+        out[h].magnitude += row[h].magnitude;
+      }
+    }
+    for (MoeValue& v : out)
+      v.value = from_bf16(bf16_of(v.value));
+    return out;
+  }
+
+ private:
+  static double dot(const float* a, const float* b, u32 count) {
+    double sum = 0;
+    for (u32 i = 0; i < count; ++i)
+      sum += double{a[i]} * b[i];
+    return sum;
+  }
+  [[nodiscard]] std::vector<MoeValue> expert(u32 e, const float* x, float weight) const {
+    const MoeCase& c = d_.c;
+    std::vector<float> activations(c.inter);
+    for (u32 i = 0; i < c.inter; ++i) {
+      const auto rounded = [&](u32 row) {
+        return from_bf16(bf16_of(static_cast<float>(dot(x, d_.gate_up.row(e, row), c.hidden))));
+      };
+      const float gate = std::min(rounded(i), c.clamp);
+      const float up = std::clamp(rounded(c.inter + i), -c.clamp, c.clamp);
+      activations[i] = gate / (1.0f + std::exp(-gate)) * up * weight;
+    }
+    for (u32 i = 0; i < c.inter; i += 128)
+      round_group(&activations[i]);
+    std::vector<MoeValue> out(c.hidden);
+    for (u32 h = 0; h < c.hidden; ++h) {
+      const float* row = d_.down.row(e, h);
+      out[h].value = from_bf16(bf16_of(static_cast<float>(dot(activations.data(), row, c.inter))));
+      for (u32 i = 0; i < c.inter; ++i)
+        out[h].magnitude += std::abs(double{activations[i]} * row[i]);
+    }
+    return out;
+  }
+  void round_group(float* values) const {
+    if (!d_.c.fp8()) {
+      for (u32 i = 0; i < 128; ++i)
+        values[i] = from_bf16(bf16_of(values[i]));
+      return;
+    }
+    float peak = 1e-10f;
+    for (u32 i = 0; i < 128; ++i)
+      peak = std::max(peak, std::abs(values[i]));
+    const float scale = peak / 448.0f;
+    for (u32 i = 0; i < 128; ++i)
+      values[i] = e4m3_value(e4m3_of(values[i] * (1.0f / scale))) * scale;
+  }
+  const MoeData& d_;
+};
+
+}  // namespace crossdock::testing

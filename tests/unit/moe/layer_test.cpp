@@ -1,0 +1,178 @@
+// Expert layers through their API: what is refused and how, faults that end a forward, sharing of a
+// group, memory, statistics.
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <gmock/gmock.h>
+
+#include "support/moe_layer_rig.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using moe::Format;
+using ::testing::HasSubstr;
+
+constexpr MoeLayerRig::Bounds kBounds{.share_equal = 0.995, .magnitude = 1.0 / 256};
+const MoeCase kSmall{.world = 1, .experts = 2, .top_k = 2, .max_tokens = 4};
+
+MoeLayerRig twin_rig(const MoeCase& c) {
+  return MoeLayerRig::create(c, symm::Backend::kCpu).value();
+}
+
+TEST(MoeLayerApi, OptionsAreChecked) {
+  const auto refuse = [](const auto& change, const char* text) {
+    moe::LayerOptions options = kSmall.options(symm::Backend::kCpu);
+    change(options);
+    const auto got = moe::Layer::create(options);
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+    EXPECT_EQ(moe::layer_sizes(options).code(), Code::kInvalidArgument);
+  };
+  refuse([](auto& o) { o.hidden = 200; }, "hidden = 200 must be a positive multiple of 128");
+  refuse([](auto& o) { o.inter = 192; },
+         "inter = 192 must be a positive multiple of 128: pad to 256");
+  refuse([](auto& o) { o.ranks.world = 3; }, "2 experts are fewer than the 3 ranks");
+  refuse([](auto& o) { o.clamp = std::nanf(""); }, "clamp = nan must be 0 or more");
+  refuse([](auto& o) { o.top_k = 0; }, "top_k = 0");
+  refuse([](auto& o) { o.experts = 1024; }, "experts = 1024 must be 1 to 512 on one rank");
+}
+
+TEST(MoeLayerApi, WeightsOfAnotherLayoutAreIncompatible) {
+  MoeLayerRig rig = twin_rig(kSmall);
+  const MoeData data(kSmall);
+  const auto weights = moe::Weights::prepare(data.plain(0), Format::kE4m3).value();
+  const auto refuse = [&](const auto& change, Code code, const char* text) {
+    auto view = weights.view();
+    change(view);
+    for (const auto& got : {rig.layer.use(0, view), rig.layer.load(0, view, moe_soon())}) {
+      ASSERT_EQ(got.code(), code) << text;
+      EXPECT_THAT(got.error().message, HasSubstr(text));
+    }
+  };
+  refuse(
+      [](auto& v) { v.layout.version = 7; }, Code::kIncompatible,
+      "the weights are of version 7, e4m3, 2 experts, hidden 256, inter 128; rank 0 takes version "
+      "1, e4m3, 2 experts, hidden 256, inter 128");
+  refuse([](auto& v) { v.layout.inter = 256; }, Code::kIncompatible, "inter 256; rank 0 takes");
+  refuse([](auto& v) { v.layout.format = Format::kBf16; }, Code::kIncompatible, "version 1, bf16");
+  refuse([](auto& v) { v.layout.experts = 1; }, Code::kIncompatible, "1 experts");
+  refuse([](auto& v) { v.down = static_cast<const u8*>(v.down) + 1; }, Code::kInvalidArgument,
+         "must lie on multiples of 16");
+  refuse([](auto& v) { v.down_scales = nullptr; }, Code::kInvalidArgument,
+         "e4m3 weights need scales");
+  EXPECT_THAT(rig.layer.use(5, weights.view()).error().message, HasSubstr("rank 5 is not one of"));
+  EXPECT_EQ(rig.layer.weight_layout(0), weights.layout());
+}
+
+TEST(MoeLayerApi, WrongForwardsLaunchNothing) {
+  MoeLayerRig rig = twin_rig(kSmall);
+  const MoeData data(kSmall);
+  ASSERT_NO_FATAL_FAILURE(rig.load_tokens(data));
+  const auto without = rig.layer.forward(0, rig.input(0), rig.output(0));
+  ASSERT_EQ(without.code(), Code::kInvalidArgument);
+  EXPECT_THAT(without.error().message, HasSubstr("rank 0 has no weights yet: load() or use()"));
+  ASSERT_NO_FATAL_FAILURE(rig.load_weights(data, rig.layer));
+  const auto refuse = [&](const auto& change, const char* text) {
+    moe::LayerInput in = rig.input(0);
+    moe::LayerOutput out = rig.output(0);
+    change(in, out);
+    const auto got = rig.layer.forward(0, in, out);
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+  };
+  refuse([](auto& in, auto&) { in.count = 5; }, "5 tokens are more than the max_tokens = 4");
+  refuse([](auto& in, auto&) { in.rows = nullptr; }, "input rows at 0x0");
+  refuse([](auto& in, auto&) { in.rows = static_cast<const u8*>(in.rows) + 8; },
+         "must be rows of 512 bytes on multiples of 16");
+  refuse([](auto& in, auto&) { in.row_stride = 256; }, "with a stride of 256 bytes");
+  refuse([](auto& in, auto&) { in.ids = nullptr; }, "ids at 0x0 must be [count][2] of 32 bits");
+  refuse([](auto& in, auto&) { in.format = Format::kE4m3; }, "rows of e4m3 need scales");
+  refuse([](auto& in, auto&) { in.scales = in.weights; }, "rows of bf16 have no scales");
+  refuse([](auto&, auto& out) { out.rows = nullptr; }, "output rows at 0x0");
+  refuse([](auto&, auto& out) { out.row_stride = 520; }, "output at");
+  refuse([](auto&, auto& out) { out.residual = static_cast<const u8*>(out.rows) + 2; },
+         "residual at");
+  EXPECT_THAT(rig.layer.forward(2, rig.input(0), rig.output(0)).error().message,
+              HasSubstr("rank 2 is not one of the 1 ranks"));
+  // Nothing was launched, and no slot was taken.
+  for (u32 i = 0; i < 3; ++i)
+    ASSERT_NO_FATAL_FAILURE(rig.run());
+  ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+  MoeCase bf16 = kSmall;
+  bf16.format = Format::kBf16;
+  MoeLayerRig other = twin_rig(bf16);
+  ASSERT_NO_FATAL_FAILURE(other.load(MoeData(bf16)));
+  moe::LayerInput in = other.input(0);
+  in.format = Format::kE4m3;
+  EXPECT_THAT(other.layer.forward(0, in, other.output(0)).error().message,
+              HasSubstr("rows of e4m3 into a layer of bf16"));
+}
+
+TEST(MoeLayerApi, AnIdOutOfRangeIsAFaultAndResetHeals) {
+  MoeLayerRig rig = twin_rig(kSmall);
+  const MoeData data(kSmall);
+  ASSERT_NO_FATAL_FAILURE(rig.load(data));
+  auto* ids = static_cast<i32*>(const_cast<void*>(rig.input(0).ids));
+  const i32 right = std::exchange(ids[3], 77);
+  ASSERT_NO_FATAL_FAILURE(rig.forward(rig.layer));
+  const auto done = rig.layer.synchronize(moe_soon());
+  ASSERT_EQ(done.code(), Code::kInvalidArgument);
+  EXPECT_THAT(done.error().message, HasSubstr("expert 77"));
+  EXPECT_EQ(rig.layer.check().code(), Code::kInvalidArgument);
+  ASSERT_TRUE(rig.layer.reset(moe_soon()).ok());
+  ids[3] = right;
+  ASSERT_NO_FATAL_FAILURE(rig.run());
+  ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+}
+
+TEST(MoeLayerApi, MoreChoicesThanPlacesAreAFault) {
+  MoeCase c = kSmall;
+  c.routing = EpRoutingKind::kOneExpert;
+  c.max_tokens = 40;
+  c.tokens = {40};  // 80 choices of the last expert
+  c.max_places = 64;
+  MoeLayerRig rig = twin_rig(c);
+  ASSERT_NO_FATAL_FAILURE(rig.load(MoeData(c)));
+  ASSERT_NO_FATAL_FAILURE(rig.forward(rig.layer));
+  const auto done = rig.layer.synchronize(moe_soon());
+  ASSERT_EQ(done.code(), Code::kInvalidArgument);
+  EXPECT_THAT(done.error().message, HasSubstr("the rows of expert 1 end at 80"));
+}
+
+TEST(MoeLayerApi, LayersShareAGroupThatFits) {
+  moe::LayerOptions options = kSmall.options(symm::Backend::kCpu);
+  ep::GroupOptions made{.ranks = options.ranks, .ep = moe::group_options(options)};
+  made.ep.max_tokens = 9;
+  std::optional<ep::Group> group(ep::Group::create(made).value());
+  const auto refuse = [&](const auto& change, const char* text) {
+    moe::LayerOptions other = options;
+    change(other);
+    const auto got = moe::Layer::create(*group, other, moe_soon());
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+  };
+  refuse([](auto& o) { o.max_tokens = 10; }, "max_tokens = 10 are more than the 9");
+  refuse([](auto& o) { o.experts = 4; }, "made with experts = 2 and the layer wants 4");
+  refuse([](auto& o) { o.format = Format::kBf16; }, "rows of 256 bytes: make it with");
+  MoeLayerRig rig(kSmall, moe::Layer::create(*group, options, moe_soon()).value());
+  group.reset();
+  const MoeData data(kSmall);
+  ASSERT_NO_FATAL_FAILURE(rig.round(data, kBounds));
+}
+
+TEST(MoeLayerApi, SizesAndStatistics) {
+  MoeLayerRig rig = twin_rig(kSmall);
+  const MoeData data(kSmall);
+  const auto sizes = moe::layer_sizes(kSmall.options(symm::Backend::kCpu)).value();
+  EXPECT_EQ(sizes.places, 4u * 2 + 2 * 7);
+  EXPECT_EQ(sizes.output_bytes, sizes.places * 512);
+  EXPECT_EQ(rig.layer.memory().activation_bytes, sizes.activation_bytes);
+  ASSERT_NO_FATAL_FAILURE(rig.round(data, kBounds));
+  std::vector<std::uint64_t> chosen(2, 0);
+  for (const i64 id : data.routes(0).ids)
+    if (id >= 0) ++chosen[static_cast<u32>(id)];
+  EXPECT_EQ(rig.layer.statistics(0, moe_soon()).value().expert_selections, chosen);
+}
+
+}  // namespace
+}  // namespace crossdock::testing
