@@ -85,6 +85,8 @@ inline void maybe_fence_proxy_async_shared() {
 #define wait_flag maybe_wait_flag
 #define fence_acq_rel_sys maybe_fence_acq_rel_sys
 #define fence_proxy_async_shared maybe_fence_proxy_async_shared
+#include <crossdock/kernel/ep_expand_rows.cuh>
+
 #include "ep_rounds.hpp"
 #undef signal_counter
 #undef wait_stage
@@ -149,6 +151,64 @@ void push_rounds(u64 seed) {
   r.run_and_check<kPush>(static_cast<u32>(seed), 0);
 }
 
+// Rows that all chose two of three experts, expanded in parts of rows, then read. One rank.
+void expand_and_read(u64 seed) {
+  constexpr EpExpandRowsConfig kSmall{.warps = 2, .stages = 2, .stage_bytes = 128};
+  constexpr u32 kRows = 20, kTopK = 2, kExperts = 3, kRowBytes = 512, kPlaces = kRows * kTopK;
+  SymmetricLayout layout;
+  layout.add("nothing", 128);
+  Ranks ranks(1, layout);
+  EpExpandRowsParams p{};
+  auto* ends = ranks.local<u32>(0, 1);
+  auto* counts = ranks.local<u32>(0, kExperts);
+  auto* ids = ranks.local<i32>(0, kPlaces);
+  auto* rows = ranks.local<u32>(0, kRows * kRowBytes / 4);
+  p.grouping = {.offsets = ranks.local<u32>(0, kExperts + 1),
+                .aligned = ranks.local<u32>(0, kExperts),
+                .rows = ranks.local<i32>(0, kPlaces),
+                .positions = ranks.local<u32>(0, kPlaces),
+                .alignment = 1};
+  *ends = kRows;
+  for (u32 i = 0; i < kRows * kRowBytes / 4; ++i)
+    rows[i] = mix(i + 1);
+  u32 place = 0;
+  for (u32 choice = 0; choice < kPlaces; ++choice)
+    ids[choice] = static_cast<i32>((choice / kTopK + choice % kTopK) % kExperts);
+  for (u32 e = 0; e < kExperts; ++e) {
+    p.grouping.offsets[e] = place;
+    for (u32 choice = 0; choice < kPlaces; ++choice) {
+      if (ids[choice] != static_cast<i32>(e)) continue;
+      p.grouping.rows[place] = static_cast<i32>(choice / kTopK);
+      p.grouping.positions[choice] = place++;
+    }
+    counts[e] = place - p.grouping.offsets[e];
+  }
+  p.grouping.offsets[kExperts] = place;
+  auto* out = ranks.local<u8>(0, kPlaces * kRowBytes);
+  auto* copy = ranks.local<u8>(0, kPlaces * kRowBytes);
+  p.common = ranks.common(0, KernelId::kEpExpandRows);
+  p.arrived = {ends, counts, ids, nullptr, 1, kExperts, kTopK};
+  p.from.rows = reinterpret_cast<const u8*>(rows);
+  p.from.row_bytes = kRowBytes;
+  p.to.rows = out;
+  p.to.row_stride = kRowBytes;
+  p.to.places = kPlaces;
+  p.parts = kRowBytes / kSmall.stage_bytes;
+  p.part_bytes = kSmall.stage_bytes;
+  ranks.launch(0, {2, kSmall.threads(), kSmall.shared_bytes(), "ep_expand_rows"},
+               kernel::ep_expand_rows<kSmall>, p);
+  ranks.launch(0, {1, 64, 0, "reader"}, reader,
+               EpReaderParams{out, copy, u64{kPlaces} * kRowBytes});
+  ASSERT_NO_FATAL_FAILURE(ranks.run_clean(schedule(seed)));
+  for (u32 i = 0; i < kPlaces; ++i)
+    ASSERT_EQ(std::memcmp(copy + i * kRowBytes,
+                          reinterpret_cast<const u8*>(rows) +
+                              static_cast<u32>(p.grouping.rows[i]) * kRowBytes,
+                          kRowBytes),
+              0)
+        << "place " << i;
+}
+
 using Scenario = void (*)(u64 seed);
 // The first failure of a run, or nothing.
 std::string failure_of(Scenario run, EpBug bug, u64 seed) {
@@ -186,7 +246,11 @@ TEST_P(EpMutation, IsFoundWithinThirtyTwoSeeds) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Bugs, EpMutation,
-    ::testing::Values(Planted{"arrival_not_released", EpBug::kArrivalNotReleased, plain_dispatch},
+    ::testing::Values(Planted{"no_stage_wait_in_expand", EpBug::kNoStageWait, expand_and_read},
+                      Planted{"no_bulk_wait_in_expand", EpBug::kNoBulkWait, expand_and_read},
+                      Planted{"no_bulk_wait_read_in_expand", EpBug::kNoBulkWaitRead,
+                              expand_and_read},
+                      Planted{"arrival_not_released", EpBug::kArrivalNotReleased, plain_dispatch},
                       Planted{"no_bulk_wait", EpBug::kNoBulkWait, plain_dispatch},
                       Planted{"no_bulk_wait_read", EpBug::kNoBulkWaitRead, plain_dispatch},
                       Planted{"no_sync_warp", EpBug::kNoSyncWarp, plain_dispatch},
@@ -202,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& given) { return std::string(given.param.name); });
 
 TEST(EpMutationControl, WithoutABugAllSeedsPass) {
-  for (const Scenario run : {plain_dispatch, cast_dispatch, rounds, push_rounds})
+  for (const Scenario run : {expand_and_read, plain_dispatch, cast_dispatch, rounds, push_rounds})
     for (u64 seed = 1; seed <= 16; ++seed)
       ASSERT_EQ(failure_of(run, EpBug::kNone, seed), "") << "seed " << seed;
 }
