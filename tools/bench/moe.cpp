@@ -7,6 +7,9 @@
 //   util        share of the tensor cores' peak at the clock that there was, in a burst
 //   weights     bytes of weights a second, sustained, beside the rate of a large copy
 //
+// With `--chain` whole layers on all GPUs, each GPU with as many experts as one of `--world` ranks:
+// the time of forwards back to back in a CUDA graph, and of each stage.
+//
 // In the twin there is nothing to time: there it only compares. SPDX-License-Identifier: Apache-2.0
 #include "bench/moe.hpp"
 
@@ -21,15 +24,11 @@
 namespace crossdock::tools::bench {
 namespace {
 
-struct Model {
-  const char* name;
-  std::uint32_t hidden, inner, experts;
-};
-constexpr Model kModels[] =
-    {
-        {"v3", 7168, 2048, 256},           {"qwen3-235b", 4096, 1536, 128},
-        {"qwen3-30b", 2048, 768, 128},     {"glm-4.5", 5120, 1536, 160},
-        {"gpt-oss-120b", 2944, 2944, 128},  // 2880, padded to a multiple of 128
+using Model = MoeModel;
+constexpr Model kModels[] = {
+    {"v3", 7168, 2048, 256, 8},           {"qwen3-235b", 4096, 1536, 128, 8},
+    {"qwen3-30b", 2048, 768, 128, 8},     {"glm-4.5", 5120, 1536, 160, 8},
+    {"gpt-oss-120b", 2944, 2944, 128, 4},  // 2880, padded to a multiple of 128
 };
 constexpr std::pair<const char*, moe::GemmTile> kTiles[] = {
     {"auto", moe::GemmTile::kAuto},   {"128", moe::GemmTile::k128},
@@ -64,6 +63,33 @@ std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
   return cases;
 }
 
+// Layers on all GPUs, each with as many experts as one of `--world` ranks has.
+Result<> measure_chains(const MoeBench& options, FigureReport& report) {
+  const Deadline deadline = Deadline::in(options.timeout);
+  if (options.backend == "twin") {
+    report.facts = {{"backend", "twin"}};
+    const Model small{"small", 256, 128, 4 * options.world, 2};
+    CROSSDOCK_CHECK_OK(measure_chain(options, small, 0, report.figures, deadline));
+  } else {
+    CROSSDOCK_TRY(config, base::Config::load());
+    CROSSDOCK_TRY(driver, cuda::Driver::load({.library = config.string("cuda.driver")}));
+    CROSSDOCK_TRY(gpus, cuda::device_count(*driver));
+    add_gpu_facts(report, driver);
+    report.facts.emplace_back("ranks", std::to_string(gpus));
+    report.facts.emplace_back("experts_as_of_ranks", std::to_string(options.world));
+    report.facts.emplace_back("routing", options.skewed ? "skewed" : "even");
+    report.facts.emplace_back("repeat", std::to_string(options.repeat));
+    for (const Model& model : kModels) {
+      const auto& wanted = options.models;
+      if (std::find(wanted.begin(), wanted.end(), model.name) == wanted.end()) continue;
+      CROSSDOCK_CHECK_OK(measure_chain(options, model, static_cast<std::uint32_t>(gpus),
+                                       report.figures, deadline));
+    }
+  }
+  report.facts.emplace_back("data", "right");
+  return {};
+}
+
 // What was measured before something failed is reported too.
 Result<> measure(const MoeBench& options, FigureReport& report) {
   const Deadline deadline = Deadline::in(options.timeout);
@@ -96,7 +122,7 @@ Result<> verify_in_twin(const MoeBench& options, FigureReport& report) {
   gemm_options.ranks.backend = symm::Backend::kCpu;
   CROSSDOCK_TRY(gemm, moe::Gemm::create(gemm_options));
   report.facts = {{"backend", "twin"}};
-  for (const Model& model : {Model{"small", 256, 256, 2 * options.world}})
+  for (const Model& model : {Model{"small", 256, 256, 2 * options.world, 1}})
     for (const MoeCase& c : cases_of(options, model)) {
       MoeCase few = c;
       few.rows = std::min(c.rows, 160u);
@@ -110,8 +136,9 @@ Result<> verify_in_twin(const MoeBench& options, FigureReport& report) {
 
 int bench_moe(const MoeBench& options) {
   FigureReport figures{.schema = "crossdock.bench.moe/1"};
-  const auto result =
-      options.backend == "twin" ? verify_in_twin(options, figures) : measure(options, figures);
+  const auto result = options.chain               ? measure_chains(options, figures)
+                      : options.backend == "twin" ? verify_in_twin(options, figures)
+                                                  : measure(options, figures);
   if (result.ok() || !figures.figures.empty()) {
     const auto printed = print_figures(figures, options.output);
     if (!printed.ok()) return report(printed.error());
@@ -146,6 +173,9 @@ void add_moe(CLI::App& group) {
       ->check(CLI::Range(1, 1024));
   sub->add_option("--repeat", options->repeat, "launches; the median counts")
       ->check(CLI::Range(1, 1000));
+  sub->add_flag("--chain", options->chain, "whole layers on all GPUs instead of single products");
+  sub->add_option("--tokens", options->tokens, "of each rank, with --chain");
+  sub->add_flag("--skewed", options->skewed, "choices by a Zipf law, with --chain");
   add_duration(*sub, "--idle", options->idle, "before each launch of a burst");
   add_duration(*sub, "--warm-up", options->warm_up, "launches before the sustained ones");
   add_duration(*sub, "--timeout", options->timeout, "when to give up");

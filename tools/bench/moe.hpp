@@ -1,5 +1,6 @@
 // What `crossdock bench moe` is told, shared by its parts: moe.cpp (command line, models and
-// order), moe_rig.cpp (data, and whether the result is right), moe_run.cpp (times).
+// order), moe_rig.cpp (data, and whether the result is right), moe_run.cpp (times); with --chain:
+// moe_chain.cpp and moe_chain_rig.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,6 +30,15 @@ struct MoeBench {
   std::chrono::nanoseconds warm_up = std::chrono::milliseconds(250);  // before sustained launches
   std::chrono::nanoseconds timeout = std::chrono::seconds(280);
   FigureOutput output = {};
+  bool chain = false;                                        // whole layers, on all GPUs
+  std::vector<std::uint32_t> tokens = {8192, 2048, 128, 8};  // of each rank
+  bool skewed = false;  // choices by a Zipf law instead of evenly
+};
+
+// A model's expert layers.
+struct MoeModel {
+  const char* name;
+  std::uint32_t hidden, inner, experts, top_k;
 };
 
 // One matrix product of a model's expert layer, as one rank has it.
@@ -72,8 +82,6 @@ class MoeRig {
   MoeRig(moe::Gemm& gemm, MoeCase c) : gemm_(&gemm), case_(std::move(c)) {}
   Result<> load(Deadline deadline);
   void describe(std::uint32_t scale_columns);
-  Result<symm::LocalMemory> repeated(const std::vector<std::uint8_t>& pattern, symm::u64 bytes,
-                                     Deadline deadline);
   [[nodiscard]] double exact(std::uint32_t expert, std::uint32_t place, std::uint32_t column) const;
   [[nodiscard]] std::uint32_t input_row(std::uint32_t place) const;
 
@@ -87,9 +95,21 @@ class MoeRig {
   moe::GemmCall call_;
 };
 
+// Random codes of odd length, which fill e4m3 or are normal in bf16; the number at an index where
+// memory repeats them, and such memory.
+std::vector<std::uint8_t> make_pattern(bool fp8, std::uint32_t seed);
+float pattern_value(const std::vector<std::uint8_t>& pattern, symm::u64 index, bool fp8);
+Result<symm::LocalMemory> repeat_pattern(symm::Rank& rank, const std::vector<std::uint8_t>& pattern,
+                                         symm::u64 bytes, Deadline deadline);
+std::vector<float> make_scales(symm::u64 count, float low, float high, std::uint32_t seed);
+
 // Bytes a second, read and written, of a large copy on the rank's GPU.
 Result<double> measure_copy(symm::Rank& rank, Deadline deadline);
 Result<> measure_moe(moe::Gemm& gemm, MoeRig& rig, const MoeCase& c, const MoeBench& options,
                      double copy_rate, std::vector<Figure>& figures, Deadline deadline);
+
+// Whole layers of a model: right for some tokens, then timed; in the twin (`gpus` 0) only right.
+Result<> measure_chain(const MoeBench& options, const MoeModel& model, std::uint32_t gpus,
+                       std::vector<Figure>& figures, Deadline deadline);
 
 }  // namespace crossdock::tools::bench

@@ -29,9 +29,18 @@ constexpr u32 kAlignment = 128;
 constexpr double kBf16Error = 3e-3;
 constexpr double kE4m3Error = 4e-2;
 
+template <class T>
+Result<symm::LocalMemory> put(symm::Rank& rank, const std::vector<T>& values, Deadline deadline) {
+  CROSSDOCK_TRY(memory, rank.allocate(std::max<u64>(values.size() * sizeof(T), 16)));
+  CROSSDOCK_CHECK_OK(symm::upload(rank, memory.template as<T>(), values, deadline));
+  return memory;
+}
+
+}  // namespace
+
 // Codes of a normal distribution that fills the format, as quantised tensors do.
-std::vector<u8> make_pattern(bool fp8) {
-  std::mt19937 random(7);
+std::vector<u8> make_pattern(bool fp8, u32 seed) {
+  std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, fp8 ? 110.0f : 1.0f);
   std::vector<std::uint16_t> codes(1 << 16);
   for (std::uint16_t& code : codes) {
@@ -56,7 +65,7 @@ std::vector<float> make_scales(u64 count, float low, float high, u32 seed) {
   return scales;
 }
 
-float value_at(const std::vector<u8>& bytes, u64 index, bool fp8) {
+float pattern_value(const std::vector<u8>& bytes, u64 index, bool fp8) {
   if (fp8)
     return std::bit_cast<float>(
         device::minifloat::decode(device::minifloat::kE4m3, bytes[index % bytes.size()]));
@@ -65,14 +74,18 @@ float value_at(const std::vector<u8>& bytes, u64 index, bool fp8) {
   return std::bit_cast<float>(u32{code} << 16);
 }
 
-template <class T>
-Result<symm::LocalMemory> put(symm::Rank& rank, const std::vector<T>& values, Deadline deadline) {
-  CROSSDOCK_TRY(memory, rank.allocate(std::max<u64>(values.size() * sizeof(T), 16)));
-  CROSSDOCK_CHECK_OK(symm::upload(rank, memory.template as<T>(), values, deadline));
+Result<symm::LocalMemory> repeat_pattern(symm::Rank& rank, const std::vector<u8>& pattern,
+                                         u64 bytes, Deadline deadline) {
+  CROSSDOCK_TRY(memory, rank.allocate(bytes));
+  u64 done = std::min<u64>(bytes, pattern.size());
+  CROSSDOCK_CHECK_OK(rank.write(memory.address(), pattern.data(), done, deadline));
+  while (done < bytes) {
+    const u64 more = std::min(done, bytes - done);
+    CROSSDOCK_CHECK_OK(rank.write(memory.as<u8>() + done, memory.address(), more, deadline));
+    done += more;
+  }
   return memory;
 }
-
-}  // namespace
 
 std::string MoeCase::name() const {
   return fmt::format("{}_{}{}_{}_{}{}", product.model, product.layer, swiglu ? "_swiglu" : "",
@@ -83,19 +96,6 @@ Result<MoeRig> MoeRig::create(moe::Gemm& gemm, const MoeCase& c, Deadline deadli
   MoeRig rig(gemm, c);
   CROSSDOCK_CHECK_OK(rig.load(deadline));
   return rig;
-}
-
-Result<symm::LocalMemory> MoeRig::repeated(const std::vector<u8>& pattern, u64 bytes,
-                                           Deadline deadline) {
-  CROSSDOCK_TRY(memory, rank().allocate(bytes));
-  u64 done = std::min<u64>(bytes, pattern.size());
-  CROSSDOCK_CHECK_OK(rank().write(memory.address(), pattern.data(), done, deadline));
-  while (done < bytes) {
-    const u64 more = std::min(done, bytes - done);
-    CROSSDOCK_CHECK_OK(rank().write(memory.as<u8>() + done, memory.address(), more, deadline));
-    done += more;
-  }
-  return memory;
 }
 
 u32 MoeRig::input_row(u32 place) const {
@@ -110,10 +110,11 @@ Result<> MoeRig::load(Deadline deadline) {
   const u32 rows = gather ? std::max(places_ / 2, 4u) : places_;
   const u32 columns = case_.swiglu ? p.n / 2 : p.n;
   const bool quantised = case_.swiglu && case_.fp8();
-  pattern_ = make_pattern(case_.fp8());
+  pattern_ = make_pattern(case_.fp8(), 7);
   const u64 width = case_.fp8() ? 1 : 2;
-  CROSSDOCK_TRY(input, repeated(pattern_, u64{rows} * p.k * width, deadline));
-  CROSSDOCK_TRY(weights, repeated(pattern_, u64{p.experts} * p.n * p.k * width, deadline));
+  CROSSDOCK_TRY(input, repeat_pattern(rank(), pattern_, u64{rows} * p.k * width, deadline));
+  CROSSDOCK_TRY(weights,
+                repeat_pattern(rank(), pattern_, u64{p.experts} * p.n * p.k * width, deadline));
   std::vector<u32> offsets, counts(p.experts, case_.rows);
   for (u32 e = 0; e <= p.experts; ++e)
     offsets.push_back(e * stride);
@@ -181,8 +182,8 @@ double MoeRig::exact(u32 expert, u32 place, u32 column) const {
   for (u32 group = 0; group < p.k / 128; ++group) {
     double part = 0;
     for (u32 k = group * 128; k < (group + 1) * 128; ++k)
-      part += double{value_at(pattern_, row * p.k + k, case_.fp8())} *
-              value_at(pattern_, (u64{expert} * p.n + column) * p.k + k, case_.fp8());
+      part += double{pattern_value(pattern_, row * p.k + k, case_.fp8())} *
+              pattern_value(pattern_, (u64{expert} * p.n + column) * p.k + k, case_.fp8());
     const double scale =
         case_.fp8() ? double{input_scales_[group * call_.input.scale_columns + row]} *
                           weight_scales_[(u64{expert} * (p.n / 128) + block) * (p.k / 128) + group]
@@ -194,7 +195,7 @@ double MoeRig::exact(u32 expert, u32 place, u32 column) const {
 
 Result<double> MoeRig::verify(Deadline deadline) {
   const std::vector<u8> nan(std::min<u64>(output_.bytes(), kPatternBytes), 0xff);
-  CROSSDOCK_TRY(poisoned, repeated(nan, output_.bytes(), deadline));
+  CROSSDOCK_TRY(poisoned, repeat_pattern(rank(), nan, output_.bytes(), deadline));
   output_ = std::move(poisoned);
   call_.output.rows = output_.address();
   CROSSDOCK_CHECK_OK(gemm_->run(0, call_));
@@ -220,7 +221,7 @@ Result<double> MoeRig::verify(Deadline deadline) {
     const u64 at = u64{place} * columns + column;
     CROSSDOCK_TRY(code, symm::download(rank(), output_.as<u8>() + at * (quantised ? 1 : 2),
                                        quantised ? 1 : 2, deadline));
-    double got = value_at(code, 0, quantised);
+    double got = pattern_value(code, 0, quantised);
     if (quantised) {
       CROSSDOCK_TRY(
           scale,

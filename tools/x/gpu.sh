@@ -102,6 +102,12 @@ gpu_benches() {
     grep -Eq "^ +$name( |\$)" <<<"$known" || continue
     gpu_bench "$name" "$folder" || failed=1
   done
+  # Whole expert layers: the same command, told otherwise.
+  if grep -Eq "^ +moe( |\$)" <<<"$known"; then
+    say "bench moe --chain"
+    timeout 300 build/gpu/tools/crossdock bench moe --chain --model v3 \
+      --output "$folder/moe_chain.json" || failed=1
+  fi
   gpu_bench_python "$folder" || failed=1
   return "$failed"
 }

@@ -1,0 +1,159 @@
+// `crossdock bench moe --chain`: times of whole layers. See moe.cpp.
+//
+//   us          forwards back to back in a CUDA graph, the slowest rank, the median of the runs
+//   stages      from the end of one to the end of the next on the GPU, launched one by one: the
+//               median of a rank's forwards, the mean of the ranks. A dispatch or a combine
+//               includes what a rank waits for the others
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/moe_chain.hpp"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+
+#include "bench/statistics.hpp"
+#include "cuda/graph.hpp"
+
+namespace crossdock::tools::bench {
+namespace {
+
+using symm::u32;
+using symm::u64;
+
+constexpr std::array<const char*, 6> kStages = {"dispatch", "group",  "first",
+                                                "second",   "reduce", "combine"};
+
+struct Aim {
+  const char* name;
+  double us;
+};
+// Of four ranks; the best that launches one after the other could do is 6.0 ms and 796 us.
+constexpr Aim kAims[] = {{"v3_chain_fp8_8192_us", 6300}, {"v3_chain_fp8_128_us", 830}};
+
+struct RankTimer {
+  u32 rank;
+  cuda::Graph graph;
+  cuda::Event start, end;
+};
+
+Result<std::vector<RankTimer>> capture(ChainRig& rig, u32 per_graph) {
+  std::vector<RankTimer> timers;
+  for (const u32 r : rig.layer().local_ranks()) {
+    const cuda::Stream& stream = *rig.rank(r).device().stream();
+    CROSSDOCK_TRY(capture, cuda::Capture::begin(stream));
+    for (u32 i = 0; i < per_graph; ++i)
+      CROSSDOCK_CHECK_OK(rig.forward(r));
+    CROSSDOCK_TRY(graph, capture.finish());
+    CROSSDOCK_TRY(start, cuda::Event::create(stream.context(), cuda::Timing::kOn));
+    CROSSDOCK_TRY(end, cuda::Event::create(stream.context(), cuda::Timing::kOn));
+    timers.push_back({r, std::move(graph), std::move(start), std::move(end)});
+  }
+  return timers;
+}
+
+// One graph to warm up, which also brings the ranks together, then the timed ones.
+Result<double> period_us(ChainRig& rig, const MoeBench& options, u32 tokens, Deadline deadline) {
+  const u32 per_graph = tokens > 1000 ? 5 : 20;
+  const u32 launches = 4;
+  CROSSDOCK_TRY(timers, capture(rig, per_graph));
+  std::vector<double> periods;
+  for (u32 run = 0; run < options.repeat; ++run) {
+    for (RankTimer& t : timers) {
+      const cuda::Stream& stream = *rig.rank(t.rank).device().stream();
+      CROSSDOCK_CHECK_OK(t.graph.launch(stream));
+      CROSSDOCK_CHECK_OK(t.start.record(stream));
+      for (u32 n = 0; n < launches; ++n)
+        CROSSDOCK_CHECK_OK(t.graph.launch(stream));
+      CROSSDOCK_CHECK_OK(t.end.record(stream));
+    }
+    CROSSDOCK_CHECK_OK(rig.layer().synchronize(deadline));
+    double slowest = 0;
+    for (const RankTimer& t : timers) {
+      CROSSDOCK_TRY(ms, cuda::elapsed_ms(t.start, t.end));
+      slowest = std::max(slowest, ms * 1e3 / (per_graph * launches));
+    }
+    periods.push_back(slowest);
+  }
+  return median(periods);
+}
+
+// Events of one forward of one rank: before it, and after each stage.
+using StageEvents = std::vector<cuda::Event>;
+
+Result<StageEvents> record_stages(ChainRig& rig, u32 r) {
+  const cuda::Stream& stream = *rig.rank(r).device().stream();
+  StageEvents events;
+  const auto record = [&]() -> Result<> {
+    CROSSDOCK_TRY(event, cuda::Event::create(stream.context(), cuda::Timing::kOn));
+    CROSSDOCK_CHECK_OK(event.record(stream));
+    events.push_back(std::move(event));
+    return {};
+  };
+  CROSSDOCK_CHECK_OK(record());
+  CROSSDOCK_CHECK_OK(rig.forward(r, [&](moe::LayerStage) { return record(); }));
+  return events;
+}
+
+Result<std::array<double, kStages.size()>> stages_us(ChainRig& rig, const MoeBench& options,
+                                                     Deadline deadline) {
+  const auto ranks = rig.layer().local_ranks();
+  std::vector<std::vector<StageEvents>> forwards(ranks.size());  // [rank][forward]
+  for (u32 i = 0; i < options.repeat + 2; ++i)
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      CROSSDOCK_TRY(events, record_stages(rig, ranks[r]));
+      forwards[r].push_back(std::move(events));
+    }
+  CROSSDOCK_CHECK_OK(rig.layer().synchronize(deadline));
+  std::array<double, kStages.size()> out{};
+  for (std::size_t stage = 0; stage < kStages.size(); ++stage)
+    for (const auto& of_rank : forwards) {
+      std::vector<double> times;
+      for (std::size_t i = 2; i < of_rank.size(); ++i) {  // the first two warm up
+        CROSSDOCK_TRY(ms, cuda::elapsed_ms(of_rank[i][stage], of_rank[i][stage + 1]));
+        times.push_back(ms * 1e3);
+      }
+      out[stage] += median(times) / static_cast<double>(ranks.size());
+    }
+  return out;
+}
+
+Result<> measure_case(const ChainCase& c, const MoeBench& options, std::vector<Figure>& figures,
+                      Deadline deadline) {
+  CROSSDOCK_TRY(rig, ChainRig::create(c, deadline));
+  CROSSDOCK_TRY(error, rig.verify(deadline));
+  figures.push_back({.name = c.name() + "_error", .value = error, .unit = ""});
+  if (c.twin) return {};
+  CROSSDOCK_TRY(us, period_us(rig, options, c.tokens, deadline));
+  Figure whole{.name = c.name() + "_us", .value = us, .unit = "us"};
+  for (const Aim& aim : kAims)
+    if (whole.name == aim.name && c.ranks == 4 && !c.skewed) whole.aim = aim.us;
+  figures.push_back(std::move(whole));
+  figures.push_back(
+      {.name = c.name() + "_rate", .value = c.operations() / us / 1e6, .unit = "TFLOP/s"});
+  figures.push_back(
+      {.name = c.name() + "_weights", .value = c.weight_bytes() / us / 1e3, .unit = "GB/s"});
+  CROSSDOCK_TRY(stages, stages_us(rig, options, deadline));
+  for (std::size_t i = 0; i < kStages.size(); ++i)
+    figures.push_back(
+        {.name = fmt::format("{}_{}_us", c.name(), kStages[i]), .value = stages[i], .unit = "us"});
+  return {};
+}
+
+}  // namespace
+
+Result<> measure_chain(const MoeBench& options, const MoeModel& model, u32 gpus,
+                       std::vector<Figure>& figures, Deadline deadline) {
+  ChainCase c{.model = model, .ranks = gpus == 0 ? 2 : gpus, .twin = gpus == 0};
+  c.model.experts = std::max(model.experts / options.world, 1u) * c.ranks;
+  c.skewed = options.skewed;
+  for (const std::string& format : options.formats)
+    for (const u32 tokens : options.tokens) {
+      c.fp8 = format == "fp8";
+      c.tokens = c.twin ? std::min(tokens, 9u) : tokens;
+      CROSSDOCK_CHECK_OK(measure_case(c, options, figures, deadline));
+    }
+  return {};
+}
+
+}  // namespace crossdock::tools::bench

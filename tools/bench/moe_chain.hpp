@@ -1,0 +1,76 @@
+// Layers of `crossdock bench moe --chain`: one layer on all ranks with random weights and tokens,
+// whose values the host knows. See moe.hpp. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <crossdock/moe/layer.hpp>
+
+#include "bench/moe.hpp"
+#include "moe/layer_core.hpp"
+
+namespace crossdock::tools::bench {
+
+struct ChainCase {
+  MoeModel model = {};  // its experts: of all ranks that there are
+  std::uint32_t ranks = 0;
+  bool twin = false;
+  bool fp8 = true;
+  std::uint32_t tokens = 0;  // of each rank
+  bool skewed = false;
+
+  [[nodiscard]] std::string name() const;
+  [[nodiscard]] std::uint64_t local_experts() const { return model.experts / ranks; }
+  // Of a rank on average, in one forward.
+  [[nodiscard]] double operations() const {
+    return 6.0 * tokens * model.top_k * model.hidden * model.inner;
+  }
+  [[nodiscard]] double weight_bytes() const {
+    return 3.0 * static_cast<double>(local_experts()) * model.hidden * model.inner * (fp8 ? 1 : 2);
+  }
+};
+
+class ChainRig {
+ public:
+  static Result<ChainRig> create(const ChainCase& c, Deadline deadline);
+  [[nodiscard]] moe::Layer& layer() { return layer_; }
+  [[nodiscard]] symm::Rank& rank(std::uint32_t r) { return layer_.core().rank(r); }
+  // `stage_done`, if any, is called after the launch of each stage.
+  Result<> forward(std::uint32_t r, std::function<Result<>(moe::LayerStage)> stage_done = {});
+  // One forward; some values of one token of each rank against fp64. Wrong is kInternal. The
+  // relative error (root of the mean squares).
+  Result<double> verify(Deadline deadline);
+
+ private:
+  struct Memory {
+    std::uint32_t rank = 0;
+    symm::LocalMemory gate_up, gate_up_scales, down, down_scales;
+    symm::LocalMemory rows, ids, weights, output;
+    moe::LayerInput input;
+  };
+  // The same on the host.
+  struct Known {
+    std::vector<std::uint8_t> weight_pattern, row_pattern;
+    std::vector<float> gate_up_scales, down_scales;
+    std::vector<std::int32_t> ids;
+    std::vector<float> weights;
+  };
+  ChainRig(const ChainCase& c, moe::Layer layer) : case_(c), layer_(std::move(layer)) {}
+  Result<> load(std::uint32_t r, Deadline deadline);
+  Result<> load_weights(Memory& memory, Known& known, Deadline deadline);
+  Result<> load_tokens(Memory& memory, Known& known, Deadline deadline);
+  // The layer's output for one value of a token, in fp64 without the roundings between.
+  [[nodiscard]] std::vector<double> exact(std::uint32_t r, std::uint32_t token,
+                                          const std::vector<std::uint32_t>& values) const;
+  [[nodiscard]] std::vector<double> activations(const Known& of, std::uint32_t expert,
+                                                const std::vector<float>& row) const;
+
+  ChainCase case_;
+  moe::Layer layer_;
+  std::vector<Memory> memory_;  // by rank: all ranks are in this process
+  std::vector<Known> known_;
+};
+
+}  // namespace crossdock::tools::bench

@@ -1,0 +1,253 @@
+// Data of `crossdock bench moe --chain` and the comparison of results with fp64. Weights and rows
+// repeat random patterns, another one on each rank, so that the host knows every value. See
+// moe_chain.hpp. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <random>
+
+#include <crossdock/layout/probe.cuh>
+
+#include "bench/moe_chain.hpp"
+#include "symm/copy.hpp"
+
+namespace crossdock::tools::bench {
+namespace {
+
+using symm::u32;
+using symm::u64;
+using symm::u8;
+
+constexpr float kClamp = 10.0f;
+constexpr u32 kSamples = 64;  // values of a token that are compared
+// Of samples: bf16 rounds rows, activations and sums; e4m3 quantises rows and activations.
+constexpr double kBf16Error = 1e-2;
+constexpr double kE4m3Error = 7e-2;
+
+template <class T>
+Result<symm::LocalMemory> put(symm::Rank& rank, const std::vector<T>& values, Deadline deadline) {
+  CROSSDOCK_TRY(memory, rank.allocate(std::max<u64>(values.size() * sizeof(T), 16)));
+  CROSSDOCK_CHECK_OK(symm::upload(rank, memory.template as<T>(), values, deadline));
+  return memory;
+}
+
+// `top_k` different experts, evenly or by a Zipf law over an order that all ranks share.
+std::vector<std::int32_t> route(const ChainCase& c, u32 rank) {
+  std::mt19937 random(4321 + rank);
+  std::vector<double> cumulative;
+  double sum = 0;
+  for (u32 e = 0; e < c.model.experts; ++e)
+    cumulative.push_back(sum += c.skewed ? 1.0 / (e + 1.0) : 1.0);
+  std::vector<u32> order(c.model.experts);
+  for (u32 e = 0; e < c.model.experts; ++e)
+    order[e] = e;
+  std::shuffle(order.begin(), order.end(), std::mt19937(99));
+  std::vector<std::int32_t> ids;
+  for (u32 t = 0; t < c.tokens; ++t) {
+    const auto first = static_cast<std::ptrdiff_t>(ids.size());
+    while (ids.size() < static_cast<std::size_t>(first) + c.model.top_k) {
+      const double at = sum * static_cast<double>(random()) / 4294967296.0;
+      const auto found = std::upper_bound(cumulative.begin(), cumulative.end(), at);
+      const auto place =
+          std::min<std::ptrdiff_t>(found - cumulative.begin(), std::ptrdiff_t{c.model.experts} - 1);
+      const auto id = static_cast<std::int32_t>(order[static_cast<std::size_t>(place)]);
+      if (std::find(ids.begin() + first, ids.end(), id) == ids.end()) ids.push_back(id);
+    }
+  }
+  return ids;
+}
+
+// A row of the pattern's numbers.
+std::vector<float> row_at(const std::vector<u8>& pattern, u64 first, u32 count, bool fp8) {
+  static const std::vector<float> codes = [] {  // decoded, since whole layers are read
+    std::vector<u8> all(256);
+    for (u32 i = 0; i < 256; ++i)
+      all[i] = static_cast<u8>(i);
+    std::vector<float> values;
+    for (u32 i = 0; i < 256; ++i)
+      values.push_back(pattern_value(all, i, true));
+    return values;
+  }();
+  std::vector<float> row(count);
+  u64 at = first % pattern.size();
+  for (u32 i = 0; i < count; ++i) {
+    row[i] = fp8 ? codes[pattern[at]] : pattern_value(pattern, first + i, false);
+    at = at + 1 == pattern.size() ? 0 : at + 1;
+  }
+  return row;
+}
+double dot(const std::vector<float>& row, const float* scales, const auto& other) {
+  double sum = 0;
+  for (u32 g = 0; g < row.size(); g += 128) {
+    double part = 0;
+    for (u32 i = g; i < g + 128; ++i)
+      part += double{row[i]} * other[i];
+    sum += part * (scales != nullptr ? scales[g / 128] : 1.0f);
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::string ChainCase::name() const {
+  return fmt::format("{}_chain_{}_{}", model.name, fp8 ? "fp8" : "bf16", tokens);
+}
+
+Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
+  moe::LayerOptions options;
+  options.ranks.world = c.ranks;
+  options.ranks.backend = c.twin ? symm::Backend::kCpu : symm::Backend::kGpu;
+  options.experts = c.model.experts;
+  options.top_k = c.model.top_k;
+  options.max_tokens = c.tokens;
+  options.hidden = c.model.hidden;
+  options.inter = c.model.inner;
+  options.format = c.fp8 ? moe::Format::kE4m3 : moe::Format::kBf16;
+  options.clamp = kClamp;
+  options.fast = true;
+  CROSSDOCK_TRY(layer, moe::Layer::create(options));
+  ChainRig rig(c, std::move(layer));
+  for (u32 r = 0; r < c.ranks; ++r)
+    CROSSDOCK_CHECK_OK(rig.load(r, deadline));
+  return rig;
+}
+
+Result<> ChainRig::load(u32 r, Deadline deadline) {
+  Memory memory;
+  Known known;
+  memory.rank = r;
+  CROSSDOCK_CHECK_OK(load_weights(memory, known, deadline));
+  CROSSDOCK_CHECK_OK(load_tokens(memory, known, deadline));
+  memory_.push_back(std::move(memory));
+  known_.push_back(std::move(known));
+  return {};
+}
+
+// Prepared as they are: any codes and scales are weights.
+Result<> ChainRig::load_weights(Memory& m, Known& k, Deadline deadline) {
+  const auto layout = layer_.weight_layout(m.rank);
+  CROSSDOCK_TRY(sizes, moe::weight_sizes(layout));
+  symm::Rank& on = rank(m.rank);
+  k.weight_pattern = make_pattern(case_.fp8, 7 + m.rank);
+  k.gate_up_scales = make_scales(sizes.gate_up_scales, 1e-4f, 3e-4f, 17 + m.rank);
+  k.down_scales = make_scales(sizes.down_scales, 1e-4f, 3e-4f, 37 + m.rank);
+  CROSSDOCK_TRY(gate_up, repeat_pattern(on, k.weight_pattern, sizes.gate_up_bytes, deadline));
+  CROSSDOCK_TRY(down, repeat_pattern(on, k.weight_pattern, sizes.down_bytes, deadline));
+  CROSSDOCK_TRY(gate_up_scales, put(on, k.gate_up_scales, deadline));
+  CROSSDOCK_TRY(down_scales, put(on, k.down_scales, deadline));
+  m.gate_up = std::move(gate_up);
+  m.down = std::move(down);
+  m.gate_up_scales = std::move(gate_up_scales);
+  m.down_scales = std::move(down_scales);
+  return layer_.use(m.rank, {.layout = layout,
+                             .gate_up = m.gate_up.address(),
+                             .gate_up_scales = case_.fp8 ? m.gate_up_scales.as<float>() : nullptr,
+                             .down = m.down.address(),
+                             .down_scales = case_.fp8 ? m.down_scales.as<float>() : nullptr});
+}
+
+Result<> ChainRig::load_tokens(Memory& m, Known& k, Deadline deadline) {
+  symm::Rank& on = rank(m.rank);
+  const u64 bytes = u64{case_.tokens} * case_.model.hidden * 2;
+  k.row_pattern = make_pattern(false, 70 + m.rank);
+  k.ids = route(case_, m.rank);
+  for (u64 i = 0; i < k.ids.size(); ++i)
+    k.weights.push_back(static_cast<float>(device::mix(static_cast<u32>(i)) % 1000 + 1) / 4000.0f);
+  CROSSDOCK_TRY(rows, repeat_pattern(on, k.row_pattern, bytes, deadline));
+  CROSSDOCK_TRY(ids, put(on, k.ids, deadline));
+  CROSSDOCK_TRY(weights, put(on, k.weights, deadline));
+  CROSSDOCK_TRY(output, on.allocate(bytes));
+  m.rows = std::move(rows);
+  m.ids = std::move(ids);
+  m.weights = std::move(weights);
+  m.output = std::move(output);
+  m.input = {.count = case_.tokens,
+             .rows = m.rows.address(),
+             .ids = m.ids.address(),
+             .weights = m.weights.as<float>()};
+  return {};
+}
+
+Result<> ChainRig::forward(u32 r, std::function<Result<>(moe::LayerStage)> stage_done) {
+  const Memory& m = memory_[r];
+  return layer_.core().forward(
+      *layer_.weights_of(r),
+      {.input = m.input, .output = {.rows = m.output.address()}, .stage_done = stage_done});
+}
+
+std::vector<double> ChainRig::activations(const Known& of, u32 expert,
+                                          const std::vector<float>& row) const {
+  const MoeModel& model = case_.model;
+  const u64 first = u64{expert} * 2 * model.inner;
+  const auto product = [&](u32 at) {
+    const auto weights =
+        row_at(of.weight_pattern, (first + at) * model.hidden, model.hidden, case_.fp8);
+    const u64 block = u64{expert} * 2 * model.inner / 128 + at / 256 * 2 + at / 8 % 2;
+    return dot(weights, case_.fp8 ? &of.gate_up_scales[block * (model.hidden / 128)] : nullptr,
+               row);
+  };
+  std::vector<double> values(model.inner);
+  for (u32 i = 0; i < model.inner; ++i) {
+    const double gate = std::min<double>(product(i / 8 * 16 + i % 8), kClamp);
+    const double up = std::clamp<double>(product(i / 8 * 16 + 8 + i % 8), -kClamp, kClamp);
+    values[i] = gate / (1 + std::exp(-gate)) * up;
+  }
+  return values;
+}
+
+std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& values) const {
+  const MoeModel& model = case_.model;
+  const auto row = row_at(known_[r].row_pattern, u64{token} * model.hidden, model.hidden, false);
+  std::vector<double> out(values.size());
+  for (u32 k = 0; k < model.top_k; ++k) {
+    const u64 at = u64{token} * model.top_k + k;
+    const auto id = static_cast<u32>(known_[r].ids[at]);
+    const auto local = static_cast<u32>(case_.local_experts());
+    const Known& owner = known_[id / local];
+    const u32 expert = id % local;
+    const auto made = activations(owner, expert, row);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const u64 first = (u64{expert} * model.hidden + values[i]) * model.inner;
+      const auto weights = row_at(owner.weight_pattern, first, model.inner, case_.fp8);
+      const u64 block = u64{expert} * model.hidden / 128 + values[i] / 128;
+      out[i] += dot(weights, case_.fp8 ? &owner.down_scales[block * (model.inner / 128)] : nullptr,
+                    made) *
+                known_[r].weights[at];
+    }
+  }
+  return out;
+}
+
+Result<double> ChainRig::verify(Deadline deadline) {
+  for (u32 r = 0; r < case_.ranks; ++r) {
+    const std::vector<u8> nan(std::min<u64>(memory_[r].output.bytes(), 1 << 20), 0xff);
+    CROSSDOCK_TRY(poisoned, repeat_pattern(rank(r), nan, memory_[r].output.bytes(), deadline));
+    memory_[r].output = std::move(poisoned);
+  }
+  for (u32 r = 0; r < case_.ranks; ++r)
+    CROSSDOCK_CHECK_OK(forward(r));
+  CROSSDOCK_CHECK_OK(layer_.synchronize(deadline));
+  double wrong = 0, all = 0;
+  for (u32 r = 0; r < case_.ranks; ++r) {
+    const u32 token = device::mix(r + 5) % case_.tokens;
+    std::vector<u32> values;
+    for (u32 i = 0; i < kSamples; ++i)
+      values.push_back(device::mix(i + 100 * r) % case_.model.hidden);
+    const auto want = exact(r, token, values);
+    CROSSDOCK_TRY(
+        row,
+        symm::download(rank(r), memory_[r].output.as<u8>() + u64{token} * case_.model.hidden * 2,
+                       u64{case_.model.hidden} * 2, deadline));
+    for (u32 i = 0; i < kSamples; ++i) {
+      const double got = pattern_value(row, values[i], false);
+      wrong += (got - want[i]) * (got - want[i]);
+      all += want[i] * want[i];
+    }
+  }
+  const double error = std::sqrt(wrong / all);
+  if (error <= (case_.fp8 ? kE4m3Error : kBf16Error)) return error;
+  return make_error(Code::kInternal,
+                    fmt::format("{}: the result is wrong: relative error {}", case_.name(), error));
+}
+
+}  // namespace crossdock::tools::bench
