@@ -23,6 +23,7 @@ class MoeLayerRig {
   // where that turns the rounding of a gate, of a code or of an output, by a step of that format.
   struct Bounds {
     double share_equal;  // of all values, to the bit
+    double error;        // root of the mean squares, relative to that of the values
     double magnitude;    // of one value: this times the magnitudes it was made of, and a bf16 step
   };
 
@@ -126,7 +127,7 @@ class MoeLayerRig {
   void check(const MoeData& data, const Bounds& bounds) {
     const MoeReference reference(data);
     u64 values = 0, equal = 0;
-    double worst = 0;
+    double worst = 0, wrong = 0, all = 0;
     for (const u32 r : layer.local_ranks()) {
       const auto& memory = of(r).output;
       const auto got =
@@ -148,13 +149,18 @@ class MoeLayerRig {
           if (want[h].magnitude > 0) worst = std::max(worst, away / want[h].magnitude);
           ++values;
           equal += away == 0;
+          wrong += away * away;
+          all += double{want[h].value} * want[h].value;
         }
       }
     }
     const double share = values == 0 ? 1 : static_cast<double>(equal) / static_cast<double>(values);
     ::testing::Test::RecordProperty("share_equal", std::to_string(share));
     ::testing::Test::RecordProperty("worst", std::to_string(worst));
-    EXPECT_GE(share, bounds.share_equal) << "worst " << worst;
+    const double error = all == 0 ? 0 : std::sqrt(wrong / all);
+    ::testing::Test::RecordProperty("error", std::to_string(error));
+    EXPECT_GE(share, bounds.share_equal) << "worst " << worst << ", relative error " << error;
+    EXPECT_LE(error, bounds.error) << "equal " << share;
   }
   void round(const MoeData& data, const Bounds& bounds) {
     ASSERT_NO_FATAL_FAILURE(load(data));

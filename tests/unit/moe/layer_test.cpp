@@ -12,7 +12,7 @@ namespace {
 using moe::Format;
 using ::testing::HasSubstr;
 
-constexpr MoeLayerRig::Bounds kBounds{.share_equal = 0.995, .magnitude = 1.0 / 256};
+constexpr MoeLayerRig::Bounds kBounds{.share_equal = 0.995, .error = 1e-3, .magnitude = 1.0 / 256};
 const MoeCase kSmall{.world = 1, .experts = 2, .top_k = 2, .max_tokens = 4};
 
 MoeLayerRig twin_rig(const MoeCase& c) {
