@@ -104,6 +104,13 @@ Result<> check_groups(const GemmCall& call) {
   if (g.counts == nullptr)
     return invalid_argument(
         "moe gemm: groups need offsets [experts + 1] (contiguous) or counts [experts] (masked)");
+  const bool scaled = call.weights.format == Format::kE4m3 && g.rows == nullptr;
+  if (scaled && g.expert_rows % device::kGemmScaledBegin != 0)
+    return invalid_argument(
+        fmt::format("moe gemm: expert_rows = {} must be a multiple of {} with e4m3: the rows of an "
+                    "expert begin "
+                    "at 16 bytes of scales",
+                    g.expert_rows, device::kGemmScaledBegin));
   const u64 all = u64{call.weights.experts} * g.expert_rows;
   const u64 room = g.rows != nullptr ? g.places : call.input.count;
   if (all > room)

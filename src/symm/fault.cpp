@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include <crossdock/layout/grouped_gemm.cuh>
+
 namespace crossdock::symm {
 namespace {
 
@@ -36,6 +38,13 @@ Error error(Code code, std::string message) {
 // What a call says of its rows on the GPU.
 Error wrong_rows(const FaultRecord& r) {
   const char* kernel = device::kernel_name(r.kernel);
+  if (r.phase == Phase::kExpertRows &&
+      static_cast<device::u32>(r.expected) == device::kGemmMisplaced)
+    return error(
+        Code::kInvalidArgument,
+        fmt::format("{}: on rank {} the rows of expert {} begin at {}; with e4m3 they begin at "
+                    "multiples of {}, which are 16 bytes of scales: align the offsets",
+                    kernel, r.rank, r.expected >> 32, r.seen, device::kGemmScaledBegin));
   if (r.phase == Phase::kExpertRows)
     return error(
         Code::kInvalidArgument,

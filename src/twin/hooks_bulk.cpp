@@ -281,6 +281,12 @@ void tensor_load(void* shared, const void* map, const std::int32_t* coordinates,
   const TensorMapOptions options = decode(here, map, "tensor load");
   const SharedRange to = shared_range(here, shared, tile_bytes(options), "tensor load");
   check_tile(here, to, "tensor load");
+  // Seen on sm_90: a load that begins at no multiple of 16 bytes is an illegal instruction.
+  if (coordinates[0] * static_cast<std::int64_t>(bytes_of(options.element)) % 16 != 0)
+    here.violation(
+        "tensor",
+        fmt::format("tensor load at coordinate {}, which is not at a multiple of 16 bytes",
+                    coordinates[0]));
   check_load(here, to, barrier, "tensor load");
   std::vector<CopySegment> segments = tensor_segments(options, coordinates, to.base, to.offset);
   check_segments(here, segments, "tensor load");

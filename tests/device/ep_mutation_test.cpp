@@ -167,6 +167,7 @@ void expand_and_read(u64 seed) {
                 .aligned = ranks.local<u32>(0, kExperts),
                 .rows = ranks.local<i32>(0, kPlaces),
                 .positions = ranks.local<u32>(0, kPlaces),
+                .weights = nullptr,
                 .alignment = 1};
   *ends = kRows;
   for (u32 i = 0; i < kRows * kRowBytes / 4; ++i)

@@ -1,6 +1,7 @@
 // grouped_gemm in the twin: every layout, tile and epilogue under many schedules, with loads and
 // products as late as is legal, against the product in fp64.
 // SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "support/gemm_case.hpp"
@@ -47,8 +48,20 @@ TEST(GroupedGemm, ColumnsThatAreNotAWholeTile) {
   rounds({.n = 128, .k = 256, .format = Format::kBf16, .counts = {17, 3}}, 2);
   rounds({.n = 384, .k = 256, .counts = {17, 3}, .tile = GemmTile::kFew32}, 2);
 }
-TEST(GroupedGemm, AnyAlignmentOfSegments) {
-  rounds({.counts = {3, 0, 131, 1}, .alignment = 1}, 2);
+TEST(GroupedGemm, SmallAlignmentOfSegments) {
+  rounds({.counts = {3, 0, 131, 1}, .alignment = 4}, 2);
+  rounds({.format = Format::kBf16, .counts = {3, 0, 131, 1}, .alignment = 1}, 2);
+  rounds({.counts = {3, 0, 131, 1}, .alignment = 1, .layout = GemmLayout::kGather}, 2);
+}
+TEST(GroupedGemm, ScalesThatBeginBetweenSixteenBytesAreAFault) {
+  auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
+  auto loaded = rig.load({.counts = {3, 0, 131, 1}, .alignment = 1});
+  ASSERT_TRUE(rig.gemm().prepare(loaded.call, GemmRig::soon()).ok());
+  ASSERT_TRUE(rig.gemm().run(0, loaded.call).ok());
+  const auto done = rig.gemm().synchronize(GemmRig::soon());
+  ASSERT_EQ(done.code(), Code::kInvalidArgument);
+  EXPECT_THAT(done.error().message,
+              ::testing::HasSubstr("the rows of expert 2 begin at 3; with e4m3"));
 }
 TEST(GroupedGemm, Masked) {
   rounds({.counts = {3, 0, 131, 1}, .layout = GemmLayout::kMasked}, 2);

@@ -124,6 +124,7 @@ struct GemmData {
     }
     at.push_back(places);
     expert_rows += 3;
+    if (c.fp8()) expert_rows = device::round_up(expert_rows, device::kGemmScaledBegin);
     if (c.layout == GemmLayout::kMasked) places = c.experts() * expert_rows;
     places = std::max(places, 1u);
     source.assign(places, -1);

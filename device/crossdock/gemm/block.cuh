@@ -111,7 +111,8 @@ struct GemmBlock {
       }
       ptx::fence_mbarrier_init();
     }
-    return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles());
+    const u32 begins_at = kConfig.fp8 && !gathers() ? kGemmScaledBegin : 1;
+    return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles(), begins_at);
   }
   // Waits for the stage to be free. A wait that fails has raised a fault: the role leaves.
   CROSSDOCK_DEVICE bool wait_empty(const Cursor& at CROSSDOCK_SITE) const {

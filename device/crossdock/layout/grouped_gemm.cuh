@@ -20,6 +20,10 @@ inline constexpr u32 kGemmLoadWarps = 4;     // one warpgroup
 inline constexpr u32 kGemmRecords = 16;      // more tiles than the loader can be ahead
 inline constexpr u32 kGemmMaxExperts = 512;  // of one rank: their table is in shared memory
 inline constexpr u32 kGemmMathBarrier = 1;   // named barrier of the math warps
+// Where the rows of an expert may begin when their scales come by tensor map: at 16 bytes of them.
+inline constexpr u32 kGemmScaledBegin = 4;
+// In the fault that tells of an expert's rows, instead of the room there is: they begin elsewhere.
+inline constexpr u32 kGemmMisplaced = 0xffffffffu;
 inline constexpr u32 kGemmThreads = (kGemmMathWarps + kGemmLoadWarps) * kWarpSize;
 
 struct GroupedGemmConfig {

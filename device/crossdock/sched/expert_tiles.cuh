@@ -33,12 +33,12 @@ struct ExpertTable {
   }
 
   // By all threads of the block. False, for all of them, when an expert has more rows than there is
-  // room for; a fault then says which.
+  // room for, or rows that do not begin at a multiple of `begins_at`; a fault then says which.
   CROSSDOCK_DEVICE bool build(const LaunchCommon& common, const GemmRows& from, u32 tile_rows,
-                              u32 column_tiles) const {
+                              u32 column_tiles, u32 begins_at) const {
     bool fits = true;
     for (u32 e = thread_index(); e < experts; e += block_size())
-      fits = read(common, from, e) && fits;
+      fits = read(common, from, e, begins_at) && fits;
     const ThreadGroup block = ThreadGroup::block();
     if (block.any(!fits)) return false;
     if (thread_index() < kWarpSize) number(tile_rows, column_tiles);
@@ -47,7 +47,8 @@ struct ExpertTable {
   }
 
  private:
-  CROSSDOCK_DEVICE bool read(const LaunchCommon& common, const GemmRows& from, u32 e) const {
+  CROSSDOCK_DEVICE bool read(const LaunchCommon& common, const GemmRows& from, u32 e,
+                             u32 begins_at) const {
     const bool packed = from.offsets != nullptr;
     const u32 first = packed ? ptx::ld_weak(from.offsets + e) : e * from.expert_rows;
     const u32 count = from.counts != nullptr ? ptx::ld_weak(from.counts + e)
@@ -56,9 +57,11 @@ struct ExpertTable {
     rows[e] = count;
     const u64 end = u64{first} + count;
     const u64 room = packed ? from.places : u64{first} + from.expert_rows;
-    if (count == 0 || end <= room) return true;
-    raise_fault(common, {Phase::kExpertRows, kNoPeer, u64{e} << 32 | static_cast<u32>(room)}, end,
-                0);
+    const bool placed = first % begins_at == 0;
+    if (count == 0 || (end <= room && placed)) return true;
+    const u32 limit = end <= room ? kGemmMisplaced : static_cast<u32>(room);
+    raise_fault(common, {Phase::kExpertRows, kNoPeer, u64{e} << 32 | limit},
+                end <= room ? first : end, 0);
     return false;
   }
   // By one warp: each lane adds up some experts, then the lanes before it.

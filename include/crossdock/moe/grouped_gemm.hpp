@@ -62,9 +62,10 @@ struct GemmInput {
 };
 
 // Which rows belong to which expert; memory of the GPU, read when the kernel runs. An expert with
-// more rows than there is room for fails the call: a fault says which.
+// more rows than there is room for fails the call: a fault says which. Unless gathered, the rows
+// of an expert in e4m3 begin at a multiple of 4, where their scales are at 16 bytes.
 struct GemmGroups {
-  // Contiguous: [experts + 1], first place of each expert; any alignment. Null: masked.
+  // Contiguous: [experts + 1], first place of each expert. Null: masked.
   const std::uint32_t* offsets = nullptr;
   const std::uint32_t* counts = nullptr;  // [experts]; null: up to the next offset
   std::uint32_t expert_rows = 0;          // masked: places of each expert

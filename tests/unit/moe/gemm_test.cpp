@@ -62,6 +62,8 @@ TEST(MoeGemm, WrongArgumentsSayTheRuleTheValueAndTheFix) {
          "need offsets [experts + 1] (contiguous) or counts");
   refuse([](auto& c) { c.groups.offsets = nullptr, c.groups.expert_rows = 200; },
          "are 400 places, more than the 256 there are");
+  refuse([](auto& c) { c.groups.offsets = nullptr, c.groups.expert_rows = 6; },
+         "expert_rows = 6 must be a multiple of 4 with e4m3");
   refuse([](auto& c) { c.output.rows = nullptr; }, "output rows at 0x0");
   refuse([](auto& c) { c.output.row_stride = 496; }, "one row of 512 bytes apart or more");
   refuse([](auto& c) { c.output.format = Format::kE4m3; }, "without SwiGLU give bf16");
