@@ -7,7 +7,8 @@ library=$1
 foreign=$(nm -DC --defined-only "$library" | cut -d' ' -f3- |
   grep -vE '^(crossdock::|crossdock_|(typeinfo|typeinfo name|vtable) for crossdock::)' || true)
 [[ -z $foreign ]] || { printf 'exports foreign symbols:\n%s\n' "$foreign" && exit 1; }
-nm -DC --defined-only "$library" | grep -q 'crossdock::v1::Error::describe' ||
+# Read to the end: a grep that leaves early breaks nm's pipe, which counts as a failure.
+nm -DC --defined-only "$library" | grep 'crossdock::v1::Error::describe' >/dev/null ||
   { echo "does not export the public API" && exit 1; }
 needed=$(objdump -p "$library" | awk '$1 == "NEEDED" {print $2}' |
   grep -vE '^(libstdc\+\+|libm|libgcc_s|libc|libpthread|libdl|ld-linux.*)\.so' || true)
