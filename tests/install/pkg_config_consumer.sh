@@ -18,5 +18,5 @@ else
 fi
 "$compiler" -std=c++20 "${cflags[@]}" "$source" "${libs[@]}" -o "$program"
 "$program"
-if ldd "$program" | grep -q libcrossdock; then linked=shared; else linked=static; fi
+if [[ $(ldd "$program") == *libcrossdock* ]]; then linked=shared; else linked=static; fi
 [[ $linked == "$form" ]] || { echo "linked $linked, expected $form" && exit 1; }
