@@ -311,7 +311,8 @@ TEST_F(TcpTarget, AReadThatExpiresBeforeItsFirstByteIsRefused) {
   // after waits that double: three runs of fourteen stood still for ten seconds (`ss -tmi` showed
   // drops and backoff on both ends, and the lane waiting). CROSSDOCK_TEST_SMALL_SOCKETS=1 runs it.
   if (std::getenv("CROSSDOCK_TEST_SMALL_SOCKETS") == nullptr)
-    GTEST_SKIP() << "with sockets of 4 KiB the kernel may wait longer to send again than a test can";
+    GTEST_SKIP()
+        << "with sockets of 4 KiB the kernel may wait longer to send again than a test can";
   constexpr std::uint64_t kMostReads = 20'000;
   constexpr int kStuck = 4096;  // bytes of requests that a target leaves when it cannot answer
   options_.socket_buffer = 4096;
