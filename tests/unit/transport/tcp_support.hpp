@@ -55,6 +55,13 @@ inline SocketPair tcp_pair() {
   return pair;
 }
 
+// A connection without segments, windows and retransmission. Both ends non-blocking.
+inline SocketPair local_pair() {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+}
+
 inline Deadline in_seconds(int s) {
   return Deadline::in(std::chrono::seconds(s));
 }
