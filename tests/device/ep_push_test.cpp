@@ -68,23 +68,8 @@ TEST(EpPush, AllToOneExpertAndAllMasked) {
 TEST(EpPush, AMissingRankIsNamedByAllOthers) {
   const EpCase c{.world = 3, .max_tokens = 12, .row_bytes = 16, .combine_weights = false};
   for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
-    const u32 missing = seed % c.world;
     Rounds rounds(c);
-    EpRig& rig = rounds.rig;
-    rig.load(EpInputs(c, seed), 0);
-    rig.launch_all<kPlain>(0);
-    for (u32 rank = 0; rank < c.world; ++rank) {
-      rig.launch_experts(rank, 0, 0);
-      if (rank != missing) rig.launch_combine<kPush>(rank, 0, rounds.outputs[rank]);
-    }
-    ASSERT_NO_FATAL_FAILURE(rig.ranks().run(fault_schedule(seed)));
-    for (u32 rank = 0; rank < c.world; ++rank) {
-      if (rank == missing) continue;
-      SCOPED_TRACE("seed " + std::to_string(seed) + " rank " + std::to_string(rank));
-      expect_fault(rig.ranks().fault(rank), KernelId::kEpCombine, Phase::kEpochWord, rank, missing);
-    }
-    rig.reset();
-    ASSERT_NO_FATAL_FAILURE(rounds.run_and_check<kPush>(seed, 0));
+    ASSERT_NO_FATAL_FAILURE(rounds.check_missing_rank<kPush>(seed));
   }
 }
 

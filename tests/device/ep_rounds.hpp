@@ -27,6 +27,25 @@ struct Rounds {
       rig.launch_combine<kConfig>(rank, round, outputs[round * c.world + rank]);
     }
   }
+  // One rank dispatches and does not combine: all others name it, and after a reset all is well.
+  template <EpCombineConfig kConfig>
+  void check_missing_rank(u32 seed) {
+    const u32 missing = seed % c.world;
+    rig.load(EpInputs(c, seed), 0);
+    rig.launch_all<kPlain>(0);
+    for (u32 rank = 0; rank < c.world; ++rank) {
+      rig.launch_experts(rank, 0, 0);
+      if (rank != missing) rig.launch_combine<kConfig>(rank, 0, outputs[rank]);
+    }
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run(fault_schedule(seed)));
+    for (u32 rank = 0; rank < c.world; ++rank) {
+      if (rank == missing) continue;
+      SCOPED_TRACE("seed " + std::to_string(seed) + " rank " + std::to_string(rank));
+      expect_fault(rig.ranks().fault(rank), KernelId::kEpCombine, Phase::kEpochWord, rank, missing);
+    }
+    rig.reset();
+    ASSERT_NO_FATAL_FAILURE(run_and_check<kConfig>(seed, 0));
+  }
   template <EpCombineConfig kConfig = kPull>
   void run_and_check(u32 seed, u32 parts_per_ticket) {
     std::vector<EpInputs> inputs;

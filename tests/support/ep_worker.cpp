@@ -11,6 +11,7 @@
 #include <crossdock/symm/exchange.hpp>
 
 #include "support/ep_group_rig.hpp"
+#include "support/patient_child.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -123,16 +124,7 @@ EpWorker::EpWorker(const EpWorkerOptions& o)
               std::to_string(o.wait_ms)}) {}
 
 std::string EpWorker::hear() {
-  // Each turn waits ten seconds; starting CUDA and compiling kernels may take longer than one.
-  for (int turn = 0; turn < 12; ++turn) {
-    std::string answer = child_.hear();
-    if (!answer.empty()) return answer;
-    siginfo_t info{};
-    const bool asked =
-        ::waitid(P_PID, static_cast<id_t>(child_.pid()), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
-    if (!asked || info.si_pid != 0) break;
-  }
-  return "silent";
+  return hear_patiently(child_);
 }
 
 std::vector<std::string> ask_all(std::vector<std::unique_ptr<EpWorker>>& workers,

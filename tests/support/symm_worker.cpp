@@ -10,7 +10,6 @@
 #include <map>
 #include <optional>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
 
@@ -18,6 +17,7 @@
 #include "base/config.hpp"
 #include "jit/jit.hpp"
 #include "support/fake_cuda/fake_cuda.hpp"
+#include "support/patient_child.hpp"
 #include "support/symm_members.hpp"
 #include "symm/group.hpp"
 #include "symm/kernels/barrier.hpp"
@@ -267,16 +267,7 @@ int symm_worker_main(int argc, char** argv) {
 SymmWorker::SymmWorker(const SymmWorkerOptions& options) : child_(to_arguments(options)) {}
 
 std::string SymmWorker::hear() {
-  // Each turn waits ten seconds; starting CUDA and compiling a kernel may take longer than one.
-  for (int turn = 0; turn < 12; ++turn) {
-    std::string answer = child_.hear();
-    if (!answer.empty()) return answer;
-    siginfo_t info{};
-    const bool asked =
-        ::waitid(P_PID, static_cast<id_t>(child_.pid()), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
-    if (!asked || info.si_pid != 0) break;
-  }
-  return "silent";
+  return hear_patiently(child_);
 }
 
 void SymmWorker::kill() {

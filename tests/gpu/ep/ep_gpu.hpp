@@ -89,6 +89,32 @@ inline EpInputs finite_inputs(const EpCase& c, u32 seed) {
   }
   return inputs;
 }
+// Launches the graphs of all local ranks `times` times, each time with a new routing, and compares.
+inline void replay_and_check(EpGroupRig& rig, const EpCase& c,
+                             const std::vector<cuda::Graph>& graphs, u32 times) {
+  for (u32 replay = 1; replay <= times; ++replay) {
+    const EpInputs inputs = finite_inputs(c, replay);
+    rig.load(inputs);
+    for (u32 i = 0; i < graphs.size(); ++i) {
+      const u32 rank = rig.group().local_ranks()[i];
+      ASSERT_TRUE(graphs[i].launch(*rig.rank(rank).device().stream()).ok());
+    }
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    ASSERT_NO_FATAL_FAILURE(check_identity(rig, c, inputs)) << "replay " << replay;
+  }
+}
+// A graph of three identity rounds on each local rank, replayed.
+inline void capture_replay_and_check(EpGroupRig& rig, const EpCase& c, u32 times) {
+  rig.load(finite_inputs(c, 1));
+  std::vector<cuda::Graph> graphs;
+  for (const u32 rank : rig.group().local_ranks()) {
+    auto capture = cuda::Capture::begin(*rig.rank(rank).device().stream()).value();
+    for (u32 i = 0; i < 3; ++i)
+      ASSERT_NO_FATAL_FAILURE(identity_round(rig, rank));
+    graphs.push_back(capture.finish().value());
+  }
+  ASSERT_NO_FATAL_FAILURE(replay_and_check(rig, c, graphs, times));
+}
 inline EpCase identity_case(u32 world, u32 tokens) {
   return {.world = world,
           .experts = 32,

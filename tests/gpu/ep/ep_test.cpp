@@ -187,23 +187,7 @@ TEST_F(EpGpu, AThousandRoundsWithoutTheHostKeepTheirRows) {
 
 void replay_with_new_routing(const EpCase& c) {
   EpGroupRig r = EpGroupRig::create(c, symm::Backend::kGpu).value();
-  EpInputs inputs = finite_inputs(c, 1);
-  r.load(inputs);
-  std::vector<cuda::Graph> graphs;
-  for (const u32 rank : r.group().local_ranks()) {
-    auto capture = cuda::Capture::begin(*r.rank(rank).device().stream()).value();
-    for (u32 i = 0; i < 3; ++i)
-      ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
-    graphs.push_back(capture.finish().value());
-  }
-  for (u32 replay = 1; replay <= 50; ++replay) {
-    inputs = finite_inputs(c, replay);
-    r.load(inputs);
-    for (u32 i = 0; i < graphs.size(); ++i)
-      ASSERT_TRUE(graphs[i].launch(*r.rank(r.group().local_ranks()[i]).device().stream()).ok());
-    ASSERT_NO_FATAL_FAILURE(r.synchronize());
-    ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "replay " << replay;
-  }
+  ASSERT_NO_FATAL_FAILURE(capture_replay_and_check(r, c, 50));
 }
 
 TEST_F(EpGpu, GraphsReplayWithNewRouting) {

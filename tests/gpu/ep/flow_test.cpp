@@ -229,31 +229,14 @@ TEST_F(EpGpu, AThousandReplaysWithNewRouting) {
   EpCase c = identity_case(world_, 16);
   c.row_bytes = c.combine_bytes = 256;
   EpGroupRig r = rig(c);
-  EpInputs inputs = finite_inputs(c, 1);
-  r.load(inputs);
-  std::vector<cuda::Graph> graphs;
-  for (const u32 rank : r.group().local_ranks()) {
-    auto capture = cuda::Capture::begin(*r.rank(rank).device().stream()).value();
-    for (u32 i = 0; i < 3; ++i)
-      ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
-    graphs.push_back(capture.finish().value());
-  }
-  for (u32 replay = 1; replay <= 1000; ++replay) {
-    inputs = finite_inputs(c, replay);
-    r.load(inputs);
-    for (u32 i = 0; i < graphs.size(); ++i)
-      ASSERT_TRUE(graphs[i].launch(*r.rank(r.group().local_ranks()[i]).device().stream()).ok());
-    ASSERT_NO_FATAL_FAILURE(r.synchronize());
-    ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "replay " << replay;
-  }
+  ASSERT_NO_FATAL_FAILURE(capture_replay_and_check(r, c, 1000));
 }
 // In a graph: a dispatch, one that reuses its routing and falls back to a reserved copy, and the
 // combine of both.
 TEST_F(EpGpu, GraphsWithReuseAndCopies) {
   EpCase c = identity_case(world_, 100);
   EpGroupRig r = rig(c, [](ep::Options& o) { o.slots = 1; });
-  EpInputs inputs = finite_inputs(c, 1);
-  r.load(inputs);
+  r.load(finite_inputs(c, 1));
   std::vector<cuda::Graph> graphs;
   std::vector<ep::Handle> held;
   for (const u32 rank : r.group().local_ranks()) {
@@ -281,14 +264,7 @@ TEST_F(EpGpu, GraphsWithReuseAndCopies) {
     held.push_back(std::move(second));
     graphs.push_back(capture.finish().value());
   }
-  for (u32 replay = 1; replay <= 30; ++replay) {
-    inputs = finite_inputs(c, replay);
-    r.load(inputs);
-    for (u32 i = 0; i < graphs.size(); ++i)
-      ASSERT_TRUE(graphs[i].launch(*r.rank(r.group().local_ranks()[i]).device().stream()).ok());
-    ASSERT_NO_FATAL_FAILURE(r.synchronize());
-    ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "replay " << replay;
-  }
+  ASSERT_NO_FATAL_FAILURE(replay_and_check(r, c, graphs, 30));
 }
 TEST_F(EpGpu, NoGroupIsMadeWhileAStreamIsCaptured) {
   EpCase c = identity_case(world_, 8);
