@@ -140,6 +140,25 @@ TEST(TwinCopy, TensorTilesAreSwizzledAndFilledWithZeros) {
   }
 }
 
+TEST(TwinCopy, ATensorLoadThatBeginsBetweenSixteenBytesIsAViolation) {
+  for (const i32 x : {3, 8}) {  // elements of 2 bytes
+    auto world = make_world(1);
+    auto* memory = make<u16>(*world, 0, 128);
+    const auto map =
+        encode_tensor_map({memory, TensorElement::kU16, 2, {16, 8}, {32}, {8, 8}, 0}).value();
+    start(*world, {.block = 1, .shared_bytes = 1024}, [=] {
+      const Site s = Site::here();
+      const i32 at[2] = {x, 0};
+      unsigned char* shared = dynamic_shared();
+      hk::mbarrier_init(shared + 512, 1, s);
+      hk::mbarrier_arrive_expect_tx(shared + 512, 128, s);
+      hk::tensor_load(shared, &map, at, shared + 512, s);
+      wait_phase(shared + 512, 0);
+    });
+    EXPECT_EQ(run(*world, {}).kind, x == 8 ? "" : "tensor") << x;
+  }
+}
+
 TEST(TwinCopy, ATensorStoreAtANegativeCoordinateIsAViolation) {
   auto world = make_world(1);
   auto* memory = make<u16>(*world, 0, 64);
