@@ -31,20 +31,22 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
   explicit operator bool() const noexcept { return ok(); }
 
-  // Precondition: ok(). Breaking it aborts with the error's text.
+  // Precondition: ok(). Breaking it aborts with the error's text. Of a temporary the value is returned
+  // itself, not a reference into it: C++20 ends the temporary before the body of
+  // `for (auto& x : list().value())` runs, and a bound reference does not keep it either.
   T& value() & { return check(), std::get<0>(state_); }
   const T& value() const& { return check(), std::get<0>(state_); }
-  T&& value() && { return check(), std::get<0>(std::move(state_)); }
+  T value() && { return check(), std::get<0>(std::move(state_)); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
   T value_or(T other) && { return ok() ? std::get<0>(std::move(state_)) : std::move(other); }
 
-  // Precondition: !ok().
+  // Precondition: !ok(). Of a temporary the error is returned itself, as the value is.
   const Error& error() const& { return std::get<1>(state_); }
-  Error&& error() && { return std::get<1>(std::move(state_)); }
+  Error error() && { return std::get<1>(std::move(state_)); }
   // kOk when there is a value: handy in tests and switches.
   [[nodiscard]] Code code() const noexcept { return ok() ? Code::kOk : std::get<1>(state_).code; }
 
@@ -68,7 +70,7 @@ class [[nodiscard]] Result<void> {
     if (error_) die_on_error(*error_);
   }
   const Error& error() const& { return *error_; }
-  Error&& error() && { return std::move(*error_); }
+  Error error() && { return std::move(*error_); }
   [[nodiscard]] Code code() const noexcept { return error_ ? error_->code : Code::kOk; }
 
  private:

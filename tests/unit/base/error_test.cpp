@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
 #include <gtest/gtest.h>
+#include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <crossdock/core/result.hpp>
 
@@ -44,6 +48,32 @@ TEST(Result, ErrnoKeepsTheNativeCodeAndClassifies) {
   EXPECT_EQ(error.native, (Native{Native::Domain::kErrno, ECONNRESET}));
   EXPECT_NE(error.describe().find("read from peer a: Connection reset"), std::string::npos);
 }
+
+Result<std::vector<std::shared_ptr<int>>> list_of(const std::shared_ptr<int>& element) {
+  return std::vector{element};
+}
+
+// The element tells whether the list that holds it is still alive: the test's own reference is one.
+TEST(Result, ValueOfATemporaryLivesThroughARangeForAndAsAReference) {
+  const auto element = std::make_shared<int>(7);
+  for (const auto& seen : list_of(element).value()) {
+    ASSERT_EQ(element.use_count(), 2);
+    EXPECT_EQ(*seen, 7);
+  }
+  EXPECT_EQ(element.use_count(), 1);
+  const auto& list = *list_of(element);
+  ASSERT_EQ(element.use_count(), 2);
+  EXPECT_EQ(list.size(), 1U);
+  const Error& error = half(3).error();
+  EXPECT_EQ(error.message, "n = 3 must be even");
+}
+
+// A named Result gives references, so nothing is copied by looking at it.
+static_assert(std::is_same_v<decltype(std::declval<Result<int>&>().value()), int&>);
+static_assert(std::is_same_v<decltype(std::declval<const Result<int>&>().value()), const int&>);
+static_assert(std::is_same_v<decltype(std::declval<Result<std::unique_ptr<int>>>().value()),
+                             std::unique_ptr<int>>);
+static_assert(std::is_same_v<decltype(std::declval<Result<>>().error()), Error>);
 
 TEST(ResultDeathTest, ValueOfAnErrorAborts) {
   EXPECT_DEATH((void)half(3).value(), "n = 3 must be even");
