@@ -31,9 +31,9 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
   explicit operator bool() const noexcept { return ok(); }
 
-  // Precondition: ok(). Breaking it aborts with the error's text. Of a temporary the value is returned
-  // itself, not a reference into it: C++20 ends the temporary before the body of
-  // `for (auto& x : list().value())` runs, and a bound reference does not keep it either.
+  // Precondition: ok(). Breaking it aborts with the error's text. Of a temporary it is the value
+  // itself, no reference into it: C++20 ends the temporary of `for (auto& x : f().value())` before
+  // the loop's body runs, and a bound reference does not keep it either.
   T& value() & { return check(), std::get<0>(state_); }
   const T& value() const& { return check(), std::get<0>(state_); }
   T value() && { return check(), std::get<0>(std::move(state_)); }
