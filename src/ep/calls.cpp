@@ -21,9 +21,9 @@ bool whole_tokens(u32 tokens, u32 warps) {
 
 }  // namespace
 
-device::EpOutputLayout Core::output_of(const Tokens& t) const {
+device::EpOutputLayout Core::output_of(const Tokens& t, u32 capacity) const {
   return device::ep_output_layout(
-      {.capacity = window_.capacity,
+      {.capacity = capacity,
        .row_bytes = t.cast ? options_.hidden : t.row_bytes,
        .scale_bytes = t.cast ? cast_scale_bytes(options_.hidden) : t.scale_bytes,
        .scales_by_column = t.scales_by_column,
@@ -66,6 +66,8 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
                               StreamPtr stream) {
   CROSSDOCK_TRY(state, find(r));
   CROSSDOCK_CHECK_OK(check_tokens(r, t, how));
+  CROSSDOCK_TRY(small, takes_small(t, how));
+  if (small) return dispatch_small(*state, t, stream);
   CROSSDOCK_TRY(like, reused(r, t, how));
   const auto geometry = device::EpTokens::make(t.count, dispatch_blocks_[r]);
   CROSSDOCK_TRY(variant, choose(t, geometry.groups));
@@ -78,7 +80,7 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   device::EpDispatchParams p = state->dispatch;
   p.tokens = geometry;
   p.input = input_of(t);
-  p.output = output_of(t);
+  p.output = output_of(t, window_.capacity);
   p.output_offset = placement.output_offset;
   p.slot = slot.kind == SlotKind::kWindow ? placement.index : device::kNoSlot;
   p.result = {.routes = slot.routes(),
@@ -97,7 +99,8 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   }
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, variant->kernel, launch_shape, p));
   CROSSDOCK_CHECK_OK(copy_out(*state, placement, p, like, launch_shape));
-  return make_handle(*state, placement, p, like != nullptr ? like->weights : t.weights != nullptr);
+  const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
+  return make_handle(*state, placement, {p.tokens, p.output, p.result, weights, 0});
 }
 
 Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream) {
@@ -105,7 +108,9 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   const Handle::State& h = *own_state;
   CROSSDOCK_TRY(state, find(h.rank));
   const u64 dense = u64{options_.hidden} * 2;
-  device::EpCombineParams p = state->combine;
+  const bool small = h.placement.slot->kind == SlotKind::kSmall;
+  device::EpCombineParams p =
+      small ? state->small[h.slot - options_.slots].combine : state->combine;
   p.output.rows = static_cast<u8*>(c.rows);
   p.output.row_stride = or_dense(c.row_stride, dense);
   p.output.weights = c.weights;
@@ -119,7 +124,7 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   p.input_offset = h.placement.input_offset;
   p.slot = h.placement.input_slot;
   p.source_ends = state->slots[h.slot]->source_ends();
-  const device::EpCombineConfig config = combine_variant(window_.pushes);
+  const device::EpCombineConfig config = combine_variant(!small && window_.pushes);
   const u32 blocks = combine_blocks_[h.rank];
   const u32 warps = (blocks - p.send_blocks) * config.warps;
   const u32 tokens = std::max(h.tokens.tokens, 1u);
@@ -132,7 +137,7 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   const symm::Rank& rank = group_->rank(h.rank);
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
   if (h.copied()) CROSSDOCK_CHECK_OK(copy_in(*state, h, launch_shape));
-  return launcher_->launch(rank, *combine_, launch_shape, p);
+  return launcher_->launch(rank, small ? *small_combine_ : *combine_, launch_shape, p);
 }
 
 }  // namespace crossdock::ep

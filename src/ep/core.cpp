@@ -83,6 +83,7 @@ Result<> Core::prepare_kernels(Deadline deadline) {
   combine_.emplace(std::move(kernel));
   CROSSDOCK_TRY(copy, launcher_->prepare(copy_rows_kernel(), {.threads = kCopyThreads}, deadline));
   copy_rows_.emplace(std::move(copy));
+  CROSSDOCK_CHECK_OK(prepare_small(deadline));
   return options_.expert_alignment == 0 ? Result<>() : prepare_grouping(deadline);
 }
 
@@ -102,6 +103,7 @@ Result<> Core::prepare_rank(u32 r) {
     state.waits = std::move(waits);
   }
   state.layout = slot_layout(options_, window_, r);
+  state.small_layout = small_slot_layout(options_, window_);
   for (u32 i = 0; i < options_.slots; ++i)
     CROSSDOCK_CHECK_OK(prepare_slot(state, SlotKind::kWindow));
   device::EpDispatchParams& d = state.dispatch;
@@ -130,6 +132,7 @@ Result<> Core::prepare_rank(u32 r) {
     d.source_blocks[peer] = static_cast<u8>(dispatch_blocks_[peer]);
     c.source_blocks[peer] = static_cast<u8>(combine_blocks_[peer]);
   }
+  CROSSDOCK_CHECK_OK(prepare_small_rank(state));
   ranks_.push_back(std::move(state));
   return {};
 }
@@ -168,6 +171,8 @@ Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
 
 Result<> Core::reset(Deadline deadline) {
   ++generation_;
+  for (RankState& state : ranks_)
+    state.next_small = 0;
   return group_->reset(deadline);
 }
 

@@ -20,6 +20,15 @@
 
 namespace crossdock::ep {
 
+// What the kernels for few tokens keep of one small slot, and their parameters as far as they do
+// not depend on the call.
+struct SmallSlot {
+  symm::LocalMemory state;     // EpSmallState
+  symm::LocalMemory combines;  // EpState
+  device::EpSmallParams dispatch{};
+  device::EpCombineParams combine{};
+};
+
 struct RankState {
   u32 rank = 0;
   symm::LocalMemory state;     // EpState
@@ -27,14 +36,17 @@ struct RankState {
   symm::LocalMemory selections;
   symm::LocalMemory waits;
   SlotLayout layout;
-  // Those of the window first. Slots are never taken away, so that a copy is made once for all the
-  // handles that will need it.
+  SlotLayout small_layout;
+  // Those of the window first, then small ones. Slots are never taken away, so that a copy is made
+  // once for all the handles that will need it.
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<symm::HostMemory> host_blocks;
   u32 next_slot = 0;
+  u32 next_small = 0;
   u32 ticket = 0;
   device::EpDispatchParams dispatch{};  // all that does not depend on the call
   device::EpCombineParams combine{};
+  std::vector<SmallSlot> small;
 };
 
 // Where the rows of one dispatch arrive, where the caller finds them, and where combine looks for
@@ -87,6 +99,10 @@ class Core : public std::enable_shared_from_this<Core> {
                                   std::optional<cuda::Stream>& kept) const;
 
  private:
+  struct SmallVariant {
+    device::EpSmallConfig config;
+    symm::Prepared<device::EpSmallParams> kernel;
+  };
   struct Variant {
     device::EpDispatchConfig config;
     symm::Prepared<device::EpDispatchParams> kernel;
@@ -96,12 +112,19 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> prepare_variant(const DispatchShape& shape, Deadline deadline);
   Result<> prepare_rank(u32 rank);
   Result<> prepare_grouping(Deadline deadline);
+  // ---- small.cpp
+  Result<> prepare_small(Deadline deadline);
+  Result<> prepare_small_rank(RankState& state);
+  Result<bool> takes_small(const Tokens& tokens, const DispatchOptions& how) const;
+  Result<const SmallVariant*> choose_small(const Tokens& tokens) const;
+  Result<Handle> dispatch_small(RankState& state, const Tokens& tokens, StreamPtr stream);
   // ---- slots.cpp
   Result<> add_host_words(RankState& state, Slot& slot) const;
   Result<u32> add_slot(RankState& state, SlotKind kind, symm::LocalMemory memory) const;
   Result<u32> prepare_slot(RankState& state, SlotKind kind) const;
   Result<u32> make_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const;
   Result<u32> take_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const;
+  Result<u32> take_small_slot(RankState& state) const;
   Result<u32> take_window_slot(RankState& state, const cuda::Stream* stream) const;
   Result<> refuse_in_capture(u32 rank, const cuda::Stream* stream, const char* what) const;
   // ---- checks.cpp
@@ -126,14 +149,21 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> copy_in(RankState& state, const Handle::State& handle, const symm::LaunchShape& shape);
   Result<> launch_copy(const symm::Rank& rank, std::span<const device::EpPlane> planes,
                        device::EpCopyRowsParams params, const symm::LaunchShape& shape);
-  Handle make_handle(RankState& state, const Placement& placement,
-                     const device::EpDispatchParams& params, bool weights);
+  // What a handle needs of a dispatch, large or small.
+  struct Dispatched {
+    device::EpTokens tokens;
+    const device::EpOutputLayout& output;
+    const device::EpDispatchResult& result;
+    bool weights;
+    u32 stride;  // places from source to source; 0: rows without gaps
+  };
+  Handle make_handle(RankState& state, const Placement& placement, const Dispatched& dispatched);
   // ---- grouping.cpp
   Result<Slot*> grouped_slot(const Handle& handle, const char* call);
   Result<const Variant*> choose(const Tokens& tokens, u32 groups) const;
   [[nodiscard]] DispatchShape shape_of(u32 row_bytes, bool cast, u32 groups) const;
   [[nodiscard]] device::EpArrived arrived_of(const Handle& handle) const;
-  [[nodiscard]] device::EpOutputLayout output_of(const Tokens& tokens) const;
+  [[nodiscard]] device::EpOutputLayout output_of(const Tokens& tokens, u32 capacity) const;
 
   Options options_;
   Window window_;
@@ -145,6 +175,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Launcher> launcher_;
   std::vector<Variant> variants_;
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
+  std::vector<SmallVariant> small_variants_;
+  std::optional<symm::Prepared<device::EpCombineParams>> small_combine_;
   std::optional<symm::Prepared<device::EpGroupRowsParams>> group_rows_;
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;

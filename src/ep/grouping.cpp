@@ -33,7 +33,8 @@ device::EpArrived Core::arrived_of(const Handle& handle) const {
           .weights = got.weights,
           .world = window_.world,
           .experts = handle.state_->experts,
-          .top_k = options_.top_k};
+          .top_k = options_.top_k,
+          .stride = got.source_stride};
 }
 
 Result<Slot*> Core::grouped_slot(const Handle& handle, const char* call) {
@@ -76,7 +77,7 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
                  .rows = p.grouping.rows,
                  .positions = p.grouping.positions,
                  .weights = p.grouping.weights,
-                 .places = most_places(options_, window_)};
+                 .places = most_places(options_, window_, handle.received().capacity)};
 }
 
 Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream) {

@@ -51,7 +51,7 @@ Result<std::span<std::byte>> Core::user_memory(u32 rank) {
 
 Result<std::uint64_t> Core::output_bytes(const Tokens& tokens) const {
   CROSSDOCK_CHECK_OK(check_shape(tokens));
-  return std::uint64_t{output_of(tokens).bytes};
+  return std::uint64_t{output_of(tokens, window_.capacity).bytes};
 }
 
 // The offset in the window of a block that the caller provides.
@@ -81,8 +81,8 @@ Result<Placement> Core::place(RankState& state, const Tokens& t, const DispatchO
   symm::Rank& rank = group_->rank(state.rank);
   Placement out;
   if (how.output != nullptr) {
-    CROSSDOCK_TRY(
-        output, user_offset(state.rank, how.output, how.output_room, output_of(t).bytes, "output"));
+    CROSSDOCK_TRY(output, user_offset(state.rank, how.output, how.output_room,
+                                      output_of(t, window_.capacity).bytes, "output"));
     out.output_offset = output;
     out.block = rank.at<u8>(output);
     if (how.input != nullptr) {
@@ -174,8 +174,7 @@ Result<> Core::copy_in(RankState& state, const Handle::State& h, const symm::Lau
   return launch_copy(rank, planes, p, shape);
 }
 
-Handle Core::make_handle(RankState& state, const Placement& placement,
-                         const device::EpDispatchParams& p, bool weights) {
+Handle Core::make_handle(RankState& state, const Placement& placement, const Dispatched& p) {
   Slot& slot = *placement.slot;
   slot.held = true;
   auto h = std::make_unique<Handle::State>();
@@ -184,12 +183,12 @@ Handle Core::make_handle(RankState& state, const Placement& placement,
   h->rank = state.rank;
   h->slot = placement.index;
   h->ticket = p.result.host_ticket;
-  h->experts = p.experts.count(state.rank);
+  h->experts = state.dispatch.experts.count(state.rank);
   h->tokens = p.tokens;
   h->host_rows = slot.host_words;
   h->host_experts = slot.host_words + 1;
   h->placement = placement;
-  h->weights = weights;
+  h->weights = p.weights;
   u8* block = placement.block;
   h->received = {.rows = block + p.output.rows,
                  .row_bytes = p.output.row_bytes,
@@ -201,6 +200,7 @@ Handle Core::make_handle(RankState& state, const Placement& placement,
                  .weights = reinterpret_cast<float*>(block + p.output.weights),
                  .tokens = reinterpret_cast<u32*>(block + p.output.sources),
                  .source_ends = p.result.source_ends,
+                 .source_stride = p.stride,
                  .expert_counts = p.result.expert_counts};
   if (placement.input != nullptr)
     h->input = {.rows = placement.input + state.combine.input.rows,

@@ -16,34 +16,54 @@ constexpr u32 kSlotsPerHostBlock = 32;
 u64 host_words(const Window& window) {
   return 1 + u64{window.areas.most_experts};
 }
+const SlotLayout& layout_of(const RankState& state, SlotKind kind) {
+  return kind == SlotKind::kSmall ? state.small_layout : state.layout;
+}
 
 }  // namespace
 
-u64 most_places(const Options& options, const Window& window) {
-  return device::ep_most_places(window.capacity, options.top_k, window.areas.most_experts,
+u64 most_places(const Options& options, const Window& window, u32 capacity) {
+  return device::ep_most_places(capacity, options.top_k, window.areas.most_experts,
                                 options.expert_alignment);
 }
 
-SlotLayout slot_layout(const Options& options, const Window& window, u32 rank) {
+namespace {
+
+// Without rows and inputs.
+SlotLayout local_layout(const Options& options, const Window& window, u32 capacity, u64 routes) {
   const u64 experts = window.areas.most_experts;
   device::SymmetricLayout block;
   SlotLayout out;
-  out.routes = block.add("routes", routes_bytes(options, window, rank));
+  out.routes = block.add("routes", routes);
   out.source_ends = block.add("source ends", u64{window.world} * 4);
   out.sent_ends = block.add("sent ends", u64{window.world} * 4);
   out.expert_counts = block.add("expert counts", experts * 4);
   if (options.expert_alignment != 0) {
     out.offsets = block.add("offsets", (experts + 1) * 4);
     out.aligned = block.add("aligned counts", experts * 4);
-    out.places = block.add("places", most_places(options, window) * 4);
-    out.positions = block.add("positions", u64{window.capacity} * options.top_k * 4);
-    out.place_weights = block.add("weights of places", most_places(options, window) * 4);
+    out.places = block.add("places", most_places(options, window, capacity) * 4);
+    out.positions = block.add("positions", u64{capacity} * options.top_k * 4);
+    out.place_weights = block.add("weights of places", most_places(options, window, capacity) * 4);
   }
   out.local_bytes = block.bytes;
+  return out;
+}
+
+}  // namespace
+
+SlotLayout slot_layout(const Options& options, const Window& window, u32 rank) {
+  SlotLayout out =
+      local_layout(options, window, window.capacity, routes_bytes(options, window, rank));
+  device::SymmetricLayout block;
+  block.bytes = out.local_bytes;
   out.rows = block.add("rows", window.output_bytes);
   out.input = block.add("input", window.input_bytes);
   out.copy_bytes = block.bytes;
   return out;
+}
+SlotLayout small_slot_layout(const Options& options, const Window& window) {
+  const u64 routes = device::EpTokens::most_routes(options.small_tokens, 1, window.world);
+  return local_layout(options, window, window.small_capacity, routes * sizeof(device::EpRoute));
 }
 
 // Gives a slot its words for the host. Blocks are made ahead, so that this allocates rarely.
@@ -63,7 +83,7 @@ Result<> Core::add_host_words(RankState& state, Slot& slot) const {
 }
 
 Result<u32> Core::add_slot(RankState& state, SlotKind kind, symm::LocalMemory memory) const {
-  auto slot = std::make_unique<Slot>(kind, state.layout, std::move(memory));
+  auto slot = std::make_unique<Slot>(kind, layout_of(state, kind), std::move(memory));
   CROSSDOCK_CHECK_OK(add_host_words(state, *slot));
   state.slots.push_back(std::move(slot));
   return static_cast<u32>(state.slots.size() - 1);
@@ -71,7 +91,8 @@ Result<u32> Core::add_slot(RankState& state, SlotKind kind, symm::LocalMemory me
 
 namespace {
 
-u64 bytes_of(const SlotLayout& layout, SlotKind kind) {
+u64 bytes_of(const RankState& state, SlotKind kind) {
+  const SlotLayout& layout = layout_of(state, kind);
   return kind == SlotKind::kCopy ? layout.copy_bytes : layout.local_bytes;
 }
 
@@ -79,7 +100,7 @@ u64 bytes_of(const SlotLayout& layout, SlotKind kind) {
 
 // Before any dispatch: may wait for the rank's own stream.
 Result<u32> Core::prepare_slot(RankState& state, SlotKind kind) const {
-  CROSSDOCK_TRY(memory, group_->rank(state.rank).allocate(bytes_of(state.layout, kind)));
+  CROSSDOCK_TRY(memory, group_->rank(state.rank).allocate(bytes_of(state, kind)));
   return add_slot(state, kind, std::move(memory));
 }
 
@@ -101,7 +122,7 @@ Result<u32> Core::make_slot(RankState& state, SlotKind kind, const cuda::Stream*
   CROSSDOCK_CHECK_OK(refuse_in_capture(
       state.rank, stream, kind == SlotKind::kCopy ? "a copy of its rows" : "its routing"));
   symm::RankDevice& device = group_->rank(state.rank).device();
-  CROSSDOCK_TRY(memory, device.allocate_in_order(bytes_of(state.layout, kind), stream));
+  CROSSDOCK_TRY(memory, device.allocate_in_order(bytes_of(state, kind), stream));
   return add_slot(state, kind, std::move(memory));
 }
 
@@ -111,7 +132,26 @@ Result<u32> Core::take_slot(RankState& state, SlotKind kind, const cuda::Stream*
   return make_slot(state, kind, stream);
 }
 
+// In turns, on all ranks alike: senders know which one it is.
+Result<u32> Core::take_small_slot(RankState& state) const {
+  const u32 turn = state.next_small;
+  const u32 index = options_.slots + turn;
+  if (state.slots[index]->held)
+    return make_error(
+        Code::kBusy,
+        fmt::format("ep dispatch: the {} small slots of rank {} are used in turns, and the next "
+                    "still holds the rows of an earlier dispatch: drop its handle, or make the "
+                    "group with more small_slots",
+                    options_.small_slots, state.rank));
+  state.next_small = (turn + 1) % options_.small_slots;
+  return index;
+}
+
 Result<u32> Core::take_window_slot(RankState& state, const cuda::Stream* stream) const {
+  if (options_.slots == 0)
+    return invalid_argument(
+        "ep dispatch: the group was made with slots = 0, for few tokens only: make it with slots, "
+        "or leave routing, output and Path::kLarge");
   for (u32 i = 0; i < options_.slots; ++i) {
     const u32 slot = (state.next_slot + i) % options_.slots;
     if (state.slots[slot]->held) continue;

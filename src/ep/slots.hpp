@@ -1,6 +1,7 @@
 // Slots of a rank: the record of one dispatch and the memory that goes with it. Window slots have
-// rows and inputs in the window; copies have them in ordinary memory, for dispatches that find all
-// window slots held; bare ones have neither, for outputs that the caller provides. Single-owner.
+// rows and inputs in the window, small ones too, for few tokens; copies have them in ordinary
+// memory, for dispatches that find all window slots held; bare ones have neither, for outputs that
+// the caller provides. Single-owner.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,7 +13,7 @@
 
 namespace crossdock::ep {
 
-enum class SlotKind { kWindow, kCopy, kBare };
+enum class SlotKind { kWindow, kSmall, kCopy, kBare };
 
 // The memory of a slot besides the window: offsets in one allocation. Window slots and bare ones
 // end at `local_bytes`.
@@ -32,7 +33,9 @@ struct SlotLayout {
   u64 copy_bytes = 0;
 };
 SlotLayout slot_layout(const Options& options, const Window& window, u32 rank);
-u64 most_places(const Options& options, const Window& window);
+SlotLayout small_slot_layout(const Options& options, const Window& window);
+// Of a slot with so many rows.
+u64 most_places(const Options& options, const Window& window, u32 capacity);
 
 class Slot {
  public:

@@ -13,6 +13,7 @@
 #include <crossdock/kernel/ep_expand_rows.cuh>
 #include <crossdock/kernel/ep_group_rows.cuh>
 #include <crossdock/kernel/ep_reduce_rows.cuh>
+#include <crossdock/kernel/ep_small_dispatch.cuh>
 
 namespace crossdock::ep {
 
@@ -56,6 +57,28 @@ constexpr EpCombineConfig kPush{.warps = 8,
                                 .send_stage_bytes = 14336,
                                 .send_notes = 32};
 
+constexpr EpCombineConfig kSmallPull{.warps = 8,
+                                     .stages = 2,
+                                     .stage_bytes = 14336,
+                                     .send_warps = 0,
+                                     .send_stages = 0,
+                                     .send_stage_bytes = 0,
+                                     .send_notes = 0,
+                                     .small = true};
+// Eight warps for rows of up to 14 KiB, fewer for larger ones.
+constexpr std::array<EpSmallConfig, 4> kSmalls = {{{.warps = 8, .cast = false},
+                                                   {.warps = 4, .cast = false},
+                                                   {.warps = 8, .cast = true},
+                                                   {.warps = 4, .cast = true}}};
+
+template <EpSmallConfig kConfig>
+KernelRef<EpSmallParams> small_dispatch() {
+  using C = EpSmallConfig;
+  return make_kernel<kConfig>(KernelId::kEpSmallDispatch, "ep_small_dispatch", "EpSmallConfig",
+                              &kernel::ep_small_dispatch<kConfig>, Member{"warps", &C::warps},
+                              Member{"cast", &C::cast});
+}
+
 template <EpCombineConfig kConfig>
 KernelRef<EpCombineParams> combine() {
   using C = EpCombineConfig;
@@ -64,7 +87,7 @@ KernelRef<EpCombineParams> combine() {
       Member{"warps", &C::warps}, Member{"stages", &C::stages},
       Member{"stage_bytes", &C::stage_bytes}, Member{"send_warps", &C::send_warps},
       Member{"send_stages", &C::send_stages}, Member{"send_stage_bytes", &C::send_stage_bytes},
-      Member{"send_notes", &C::send_notes});
+      Member{"send_notes", &C::send_notes}, Member{"small", &C::small});
 }
 
 template <EpDispatchConfig kConfig>
@@ -118,6 +141,26 @@ Result<KernelRef<EpDispatchParams>> dispatch_kernel(const EpDispatchConfig& conf
   if (found.twin == nullptr)
     return invalid_argument("ep: this configuration of ep_dispatch is not in the list");
   return found;
+}
+
+Result<EpSmallConfig> choose_small_dispatch(u32 input_row_bytes, bool cast, u32 world, u32 experts,
+                                            u32 tokens) {
+  for (const EpSmallConfig& config : kSmalls)
+    if (config.cast == cast &&
+        ep_small_shared(config, input_row_bytes, world, experts, tokens).bytes <= kMaxSharedBytes)
+      return config;
+  return make_error(Code::kUnsupported,
+                    fmt::format("ep: no kernel for few tokens has room for rows of {} bytes and {} "
+                                "experts in {} bytes of shared memory",
+                                input_row_bytes, experts, kMaxSharedBytes));
+}
+KernelRef<EpSmallParams> small_dispatch_kernel(const EpSmallConfig& config) {
+  if (config.cast)
+    return config.warps == 8 ? small_dispatch<kSmalls[2]>() : small_dispatch<kSmalls[3]>();
+  return config.warps == 8 ? small_dispatch<kSmalls[0]>() : small_dispatch<kSmalls[1]>();
+}
+KernelRef<EpCombineParams> small_combine_kernel() {
+  return combine<kSmallPull>();
 }
 
 EpCombineConfig combine_variant(bool pushes) {

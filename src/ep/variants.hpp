@@ -10,6 +10,7 @@
 #include <crossdock/layout/ep_copy.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
 #include <crossdock/layout/ep_grouping.cuh>
+#include <crossdock/layout/ep_small.cuh>
 
 #include "symm/kernel.hpp"
 
@@ -40,6 +41,13 @@ device::u32 dispatch_shared_bytes(const device::EpDispatchConfig& config,
                                   const DispatchShape& shape);
 Result<symm::KernelRef<device::EpDispatchParams>> dispatch_kernel(
     const device::EpDispatchConfig& config);
+
+// Of few tokens: the most warps that fit.
+Result<device::EpSmallConfig> choose_small_dispatch(device::u32 input_row_bytes, bool cast,
+                                                    device::u32 world, device::u32 experts,
+                                                    device::u32 tokens);
+symm::KernelRef<device::EpSmallParams> small_dispatch_kernel(const device::EpSmallConfig& config);
+symm::KernelRef<device::EpCombineParams> small_combine_kernel();
 
 device::EpCombineConfig combine_variant(bool pushes);
 symm::KernelRef<device::EpCombineParams> combine_kernel(bool pushes);

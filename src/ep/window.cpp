@@ -13,6 +13,7 @@ namespace {
 
 constexpr u32 kMaxRowBytes = 32 << 10;
 constexpr u64 kMaxUserBytes = u64{1} << 40;
+constexpr u32 kDefaultSmallSms = 16;
 
 Result<> check_numbers(const Options& o, u32 world) {
   if (world == 0 || world > device::kEpMaxRanks)
@@ -26,9 +27,11 @@ Result<> check_numbers(const Options& o, u32 world) {
         fmt::format("ep: top_k = {} must be 1 to {}", o.top_k, device::kEpMaxTopK));
   if (o.max_tokens == 0)
     return invalid_argument("ep: max_tokens = 0 must be at least 1, the most of any rank");
-  if (o.slots == 0 || o.slots > device::kEpMaxSlots)
-    return invalid_argument(
-        fmt::format("ep: slots = {} must be 1 to {}", o.slots, device::kEpMaxSlots));
+  const bool only_small = o.small_tokens == o.max_tokens && !o.fall_back;
+  if ((o.slots == 0 && !only_small) || o.slots > device::kEpMaxSlots)
+    return invalid_argument(fmt::format(
+        "ep: slots = {} must be 1 to {}, or 0 with small_tokens = max_tokens and fall_back = false",
+        o.slots, device::kEpMaxSlots));
   if (o.user_bytes > kMaxUserBytes)
     return invalid_argument(
         fmt::format("ep: user_bytes = {} must be at most {}", o.user_bytes, kMaxUserBytes));
@@ -41,6 +44,20 @@ Result<> check_numbers(const Options& o, u32 world) {
         fmt::format("ep: {} ranks of max_tokens = {} are more than 2^30 rows or choices: use fewer "
                     "tokens a call",
                     world, o.max_tokens));
+  return {};
+}
+Result<> check_small(const Options& o) {
+  if (o.small_tokens == 0) return {};
+  if (o.small_tokens > device::kEpMaxSmallTokens || o.small_tokens > o.max_tokens)
+    return invalid_argument(fmt::format(
+        "ep: small_tokens = {} must be at most {} and max_tokens = {}, or 0 for no small path",
+        o.small_tokens, device::kEpMaxSmallTokens, o.max_tokens));
+  if (o.small_slots == 0 || o.small_slots > device::kEpMaxSmallSlots)
+    return invalid_argument(fmt::format("ep: small_slots = {} must be 1 to {}", o.small_slots,
+                                        device::kEpMaxSmallSlots));
+  if (o.small_sms > device::kEpMaxSendBlocks)
+    return invalid_argument(fmt::format("ep: small_sms = {} must be at most {}, or 0 for {}",
+                                        o.small_sms, device::kEpMaxSendBlocks, kDefaultSmallSms));
   return {};
 }
 Result<> check_rows(const Options& o, u32 row_bytes, u32 scale_bytes) {
@@ -116,8 +133,38 @@ u32 send_blocks(const Options& options, u32 world, u32 blocks) {
   return std::clamp(blocks * (world - 1) / (2 * world - 1), 1u, blocks - 1);
 }
 
+u32 small_blocks(const Options& options, u32 tokens) {
+  const u32 most = options.small_sms != 0 ? options.small_sms : kDefaultSmallSms;
+  return std::clamp(tokens, 1u, most);
+}
+
+namespace {
+
+// Slots of the path for few tokens: control words, rows and inputs of each.
+void add_small(Window& window, const Options& options) {
+  window.small_capacity = window.world * options.small_tokens;
+  const u64 before = window.layout.bytes;
+  for (u32 i = 0; options.small_tokens != 0 && i < options.small_slots; ++i)
+    window.small.push_back(device::add_ep_small(window.layout, window.world, options.experts));
+  window.control_bytes += window.layout.bytes - before;
+  window.small_output_bytes = device::ep_output_layout({.capacity = window.small_capacity,
+                                                        .row_bytes = window.row_bytes,
+                                                        .scale_bytes = window.scale_bytes,
+                                                        .scales_by_column = true,
+                                                        .top_k = options.top_k})
+                                  .bytes;
+  window.small_input_bytes =
+      device::ep_input_layout(window.small_capacity, options.hidden * 2, options.top_k).bytes;
+  const u64 slots = window.small.size();
+  window.small_outputs = window.layout.add("ep.small.rows", slots * window.small_output_bytes);
+  window.small_inputs = window.layout.add("ep.small.inputs", slots * window.small_input_bytes);
+}
+
+}  // namespace
+
 Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_numbers(options, world));
+  CROSSDOCK_CHECK_OK(check_small(options));
   Window window;
   window.world = world;
   window.capacity = world * options.max_tokens;
@@ -146,6 +193,7 @@ Result<Window> make_window(const Options& options, u32 world) {
     window.staging =
         device::add_ep_staging(window.layout, world, options.max_tokens, options.hidden * 2);
   window.staging_bytes = window.layout.bytes - window.control_bytes;
+  add_small(window, options);
   window.slots = options.slots;
   const u64 all = u64{options.slots} + (options.fall_back ? 1 : 0);
   window.outputs = window.layout.add("ep.slots.rows", all * window.output_bytes);
@@ -183,6 +231,7 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   out.control_bytes = window.control_bytes;
   out.window_bytes = window.layout.bytes;
   out.user_bytes = options.user_bytes;
+  out.small_bytes = window.small.size() * (window.small_output_bytes + window.small_input_bytes);
   if (options.fall_back) out.transit_bytes = window.output_bytes + window.input_bytes;
   u64 local = 0, copy = 0;
   for (u32 rank = 0; rank < world; ++rank) {
@@ -190,7 +239,9 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
     local = std::max(local, options.slots * slot.local_bytes);
     copy = std::max(copy, slot.copy_bytes);
   }
-  out.local_bytes = sizeof(device::EpState) + local;
+  const u64 small = small_slot_layout(options, window).local_bytes + sizeof(device::EpState) +
+                    sizeof(device::EpSmallState);
+  out.local_bytes = sizeof(device::EpState) + local + window.small.size() * small;
   if (options.fall_back) out.copy_bytes = copy;
   return out;
 }

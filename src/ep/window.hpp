@@ -4,9 +4,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vector>
+
 #include <crossdock/ep/options.hpp>
 #include <crossdock/layout/ep_combine.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/layout/ep_small.cuh>
 
 namespace crossdock::ep {
 
@@ -31,9 +34,20 @@ struct Window {
   bool pushes = false;  // combine
   device::EpStaging staging{};
   u64 staging_bytes = 0;
+  // Few tokens: slots of their own. Empty: there is no such path.
+  std::vector<device::EpSmallAreas> small;  // of each slot
+  u32 small_capacity = 0;                   // rows of a slot
+  u64 small_outputs = 0;
+  u64 small_output_bytes = 0;
+  u64 small_inputs = 0;
+  u64 small_input_bytes = 0;
 
   [[nodiscard]] u64 output(u32 slot) const { return outputs + slot * output_bytes; }
   [[nodiscard]] u64 input(u32 slot) const { return inputs + slot * input_bytes; }
+  [[nodiscard]] u64 small_output(u32 slot) const {
+    return small_outputs + slot * small_output_bytes;
+  }
+  [[nodiscard]] u64 small_input(u32 slot) const { return small_inputs + slot * small_input_bytes; }
 };
 
 // Blocks of each rank.
@@ -42,6 +56,9 @@ std::vector<u32> combine_blocks(const Options& options, u32 world);
 // Whether rows of combine are pushed, and by how many of a rank's `blocks`.
 bool combine_pushes(const Options& options, u32 world);
 u32 send_blocks(const Options& options, u32 world, u32 blocks);
+
+// Blocks of a small dispatch that send.
+u32 small_blocks(const Options& options, u32 tokens);
 
 // Checks the options; kInvalidArgument names rule, value and fix.
 Result<Window> make_window(const Options& options, u32 world);

@@ -45,11 +45,13 @@ struct EpExpertsParams {
   EpOutputLayout output;
   u8* input;  // of combine
   EpInputLayout layout;
+  u32 stride = 0;  // places from source to source; 0: rows without gaps
 };
 inline void fake_experts(const EpExpertsParams& p) {
   u32 first = 0;
   for (u32 source = 0; source < p.world; ++source) {
     const u32 end = ptx::ld_weak(p.source_ends + source);
+    if (p.stride != 0) first = source * p.stride;
     for (u32 row = first + thread_index(); row < end; row += block_size()) {
       const u32 token =
           ptx::ld_weak(reinterpret_cast<const u32*>(p.block + p.output.sources) + row);

@@ -39,6 +39,7 @@ struct EpCase {
   EpRoutingKind routing = EpRoutingKind::kRandom;
   std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
   std::vector<u32> blocks = {};  // of each rank; empty: two
+  bool fixed = false;            // rows of source s begin at place s * max_tokens
   // Through the API:
   bool push = false;  // combine
   bool overlap = false;
@@ -58,6 +59,10 @@ struct EpCase {
     return most;
   }
   [[nodiscard]] EpExperts expert_map() const { return EpExperts::make(experts, world); }
+  // The place of a source's first row, where it is known beforehand; else `row`.
+  [[nodiscard]] u32 first_row(u32 source, u32 row) const {
+    return fixed ? source * max_tokens : row;
+  }
   [[nodiscard]] u32 values() const { return row_bytes / 2; }
   [[nodiscard]] EpOutputLayout output() const {
     const u32 cast_scales = round_up(ceil_div(values(), kEpScaleGroup) * 4, 16u);
@@ -212,6 +217,7 @@ class EpReference {
     std::vector<u32> counts(case_.expert_map().count(rank), 0);
     u32 row = 0;
     for (u32 source = 0; source < case_.world; ++source) {
+      row = case_.first_row(source, row);
       for (u32 token = 0; token < inputs_.of(source).tokens; ++token) {
         count(rank, source, token, counts);
         if (!inputs_.goes_to(source, token, rank)) continue;
@@ -252,8 +258,8 @@ class EpReference {
   }
   // The row of a token that goes to `destination`.
   [[nodiscard]] u32 row_of(u32 source, u32 token, u32 destination) const {
-    u32 row = 0;
-    for (u32 s = 0; s <= source; ++s)
+    u32 row = case_.first_row(source, 0);
+    for (u32 s = case_.fixed ? source : 0; s <= source; ++s)
       for (u32 t = 0; t < (s == source ? token : inputs_.of(s).tokens); ++t)
         row += inputs_.goes_to(s, t, destination);
     return row;

@@ -73,7 +73,10 @@ class EpExpandedMemory {
         .out_scales = get(scales_.as<u32>(), columns_ * got_.scale_bytes / 4, deadline),
         .out_weights = get(weights_.as<float>(), shape_.places, deadline),
         .out_sources = get(sources_.as<ep::Source>(), shape_.places, deadline)};
-    const auto ids = get(got_.ids, num_rows * shape_.top_k, deadline);
+    auto ids = get(got_.ids, num_rows * shape_.top_k, deadline);
+    for (u64 choice = 0; choice < ids.size(); ++choice)
+      if (const u64 row = choice / shape_.top_k; row >= ends[source_of(host, row)])
+        ids[choice] = -1;  // a gap
     const auto counts = get(got_.expert_counts, shape_.experts, deadline);
     const auto aligned = get(grouped_.aligned_counts, shape_.experts, deadline);
     std::vector<bool> used(shape_.places, false);
@@ -125,6 +128,14 @@ class EpExpandedMemory {
   std::vector<T> get(const T* from, u64 count, Deadline deadline) const {
     return symm::download(*rank_, from, count, deadline).value();
   }
+  // Whose row, or gap, it is.
+  [[nodiscard]] u64 source_of(const Host& h, u64 row) const {
+    if (got_.source_stride != 0) return row / got_.source_stride;
+    u64 source = 0;
+    while (h.ends[source] <= row)
+      ++source;
+    return source;
+  }
   [[nodiscard]] u64 scale_words(u64 rows) const {
     return got_.scale_columns == 0 ? rows * (got_.scale_bytes / 4)
                                    : u64{got_.scale_columns} * (got_.scale_bytes / 4);
@@ -175,10 +186,7 @@ class EpExpandedMemory {
     if (shape_.weights) {
       ASSERT_EQ(h.out_weights[place], h.weights[choice]);
     }
-    i32 source = 0;
-    while (h.ends[static_cast<u32>(source)] <= row)
-      ++source;
-    ASSERT_EQ(h.out_sources[place].rank, source);
+    ASSERT_EQ(h.out_sources[place].rank, static_cast<i32>(source_of(h, row)));
     ASSERT_EQ(h.out_sources[place].token, static_cast<i32>(h.tokens[row]));
     ASSERT_NO_FATAL_FAILURE(check_gap(h, place));
   }

@@ -40,6 +40,7 @@ inline ep::GroupOptions ep_options(const EpCase& c, symm::Backend backend) {
   }
   options.ep.combine = c.push ? ep::CombineBy::kPush : ep::CombineBy::kPull;
   options.ep.overlap_launches = c.overlap;
+  options.ep.small_tokens = c.fixed ? c.max_tokens : 0;
   options.ep.host_counts = c.host_counts;
   return options;
 }
@@ -168,7 +169,10 @@ class EpGroupRig {
     std::vector<u16> rows;
     std::vector<float> weights;
     u32 row = 0;
-    for (u32 source = 0; source < case_.world; ++source)
+    for (u32 source = 0; source < case_.world; ++source) {
+      row = case_.first_row(source, row);
+      rows.resize(u64{row} * case_.combine_bytes / 2);
+      weights.resize(u64{row} * case_.top_k);
       for (u32 token = 0; token < inputs.of(source).tokens; ++token) {
         if (!inputs.goes_to(source, token, r)) continue;
         for (u32 i = 0; i < case_.combine_bytes / 2; ++i)
@@ -177,6 +181,7 @@ class EpGroupRig {
           weights.push_back(expert_weight(r, row, k));
         ++row;
       }
+    }
     put(r, static_cast<u16*>(handle.expert_input().rows), rows);
     put(r, handle.expert_input().weights, weights);
   }

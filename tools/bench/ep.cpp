@@ -66,6 +66,22 @@ Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t t
   return measure_push(rig, options, suffix, figures, deadline);
 }
 
+// So many tokens on the path for few.
+Result<> measure_few(const EpBench& options, std::uint32_t gpus, std::uint32_t tokens,
+                     FigureReport& report) {
+  const std::string suffix = fmt::format("_small{}", tokens);
+  CROSSDOCK_TRY(ranks, ranks_of(options, gpus, suffix));
+  CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, {tokens, options.small_sms, false, true}));
+  const ep::Sizes& memory = rig.group().memory();
+  report.facts.emplace_back(
+      "memory" + suffix,
+      fmt::format("{:.1f} MB",
+                  static_cast<double>(memory.window_bytes + memory.local_bytes) / 1e6));
+  const Deadline deadline = Deadline::in(options.timeout);
+  CROSSDOCK_CHECK_OK(rig.verify(deadline));
+  return measure_small(rig, options, suffix, report.figures, deadline);
+}
+
 // What was measured before something failed is reported too.
 Result<> measure(const EpBench& options, FigureReport& report) {
   CROSSDOCK_TRY(config, base::Config::load());
@@ -90,7 +106,10 @@ Result<> measure(const EpBench& options, FigureReport& report) {
   report.facts.emplace_back("tokens", std::to_string(options.tokens.front()));
   for (const std::uint32_t tokens : options.tokens)
     for (const std::uint32_t blocks : options.sms)
-      CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, blocks, report.figures));
+      if (!options.only_small)
+        CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, blocks, report.figures));
+  for (const std::uint32_t tokens : options.small_tokens)
+    if (tokens != 0) CROSSDOCK_CHECK_OK(measure_few(options, gpus, tokens, report));
   report.facts.emplace_back("data", "right");
   return {};
 }
@@ -102,8 +121,10 @@ Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
   small.top_k = 4;
   const std::uint32_t world = options.world > 0 ? options.world : kTwinWorld;
   const symm::GroupOptions ranks{.world = world, .backend = symm::Backend::kCpu};
-  for (const bool push : {false, true}) {
-    CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, {40, 2, push}));
+  for (const EpBenchRig::Shape shape : {EpBenchRig::Shape{.tokens = 40, .sms = 2},
+                                        EpBenchRig::Shape{.tokens = 40, .sms = 2, .push = true},
+                                        EpBenchRig::Shape{.tokens = 40, .small = true}}) {
+    CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, shape));
     CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
   }
   report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"data", "right"}};
@@ -138,6 +159,12 @@ void add_ep(CLI::App& group) {
   sub->add_option("--top-k", options->top_k, "choices of a token")->check(CLI::Range(1, 32));
   sub->add_option("--sms", options->sms,
                   "multiprocessors of a call, e.g. 12 8 16; 0: the library's choice");
+  sub->add_option("--small-tokens", options->small_tokens,
+                  "tokens of a rank on the path for few tokens, e.g. 1 128; 0: none");
+  sub->add_option("--small-sms", options->small_sms,
+                  "multiprocessors that send on that path; 0: the library's choice")
+      ->check(CLI::Range(0, 32));
+  sub->add_flag("--only-small", options->only_small, "figures of that path only");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");
   sub->add_flag("--overlap", options->overlap, "launches that overlap the one before them");

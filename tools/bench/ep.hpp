@@ -23,6 +23,10 @@ struct EpBench {
   std::string backend = "gpu";
   std::uint32_t world = 0;  // 0: all GPUs; 4 in the twin
   std::vector<std::uint32_t> tokens = {4096, 128};
+  // On the path for few tokens, in groups of their own; none with {0}.
+  std::vector<std::uint32_t> small_tokens = {1, 8, 32, 128, 256};
+  std::uint32_t small_sms = 0;  // 0: the library's choice
+  bool only_small = false;
   std::uint32_t hidden = 7168;
   std::uint32_t experts = 256;
   std::uint32_t top_k = 8;
@@ -55,6 +59,7 @@ class EpBenchRig {
     std::uint32_t tokens = 0;
     std::uint32_t sms = 0;
     bool push = false;
+    bool small = false;
   };
   static Result<EpBenchRig> create(const EpBench& options, const symm::GroupOptions& ranks,
                                    const Shape& shape);
@@ -96,6 +101,9 @@ class EpBenchRig {
 // Times on GPUs. `suffix` is appended to the names: "_8sm".
 Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                     std::vector<Figure>& figures, Deadline deadline);
+// Of a rig for few tokens: dispatch, combine, and both in turns.
+Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                       std::vector<Figure>& figures, Deadline deadline);
 // Of a rig that pushes: combine alone, as "combine_push_bf16".
 Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                       std::vector<Figure>& figures, Deadline deadline);

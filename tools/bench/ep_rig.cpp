@@ -136,6 +136,14 @@ Result<EpBenchRig> EpBenchRig::create(const EpBench& options, const symm::GroupO
   group_options.ep.combine = shape.push ? ep::CombineBy::kPush : ep::CombineBy::kPull;
   group_options.ep.overlap_launches = options.overlap;
   group_options.ep.host_counts = options.host_counts;
+  if (shape.small) {
+    group_options.ep.small_tokens = tokens;
+    group_options.ep.small_sms = shape.sms;
+    group_options.ep.slots = 0;
+    group_options.ep.fall_back = false;
+    group_options.ep.dispatch_sms = 0;
+    group_options.ep.combine_sms = 0;
+  }
   group_options.ep.wait = std::chrono::seconds(20);  // a peer may still be loading its kernels
   CROSSDOCK_TRY(group, ep::Group::create(group_options));
   EpBenchRig rig(options, std::move(group), tokens);
@@ -233,7 +241,8 @@ Result<> EpBenchRig::check_rows(const ep::Handle& handle, EpPayload payload, Dea
                                        u64{rows} * got.scale_bytes, deadline));
   CROSSDOCK_TRY(tokens, symm::download(rank(r), got.tokens, rows, deadline));
   u64 row = 0;
-  for (u32 source = 0; source < all_.size(); ++source)
+  for (u32 source = 0; source < all_.size(); ++source) {
+    if (got.source_stride != 0) row = u64{source} * got.source_stride;
     for (u32 token = 0; token < count_; ++token) {
       if (!goes_to(source, token, r)) continue;
       if (row == rows || tokens[row] != token) return wrong("the order", r, row);
@@ -252,6 +261,7 @@ Result<> EpBenchRig::check_rows(const ep::Handle& handle, EpPayload payload, Dea
         return wrong("scales", r, row);
       ++row;
     }
+  }
   return row == rows ? Result<>() : Result<>(wrong("the number", r, row));
 }
 

@@ -172,6 +172,40 @@ Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& 
   return {};
 }
 
+Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                       std::vector<Figure>& figures, Deadline deadline) {
+  Timer timer = timer_of(rig, options, deadline);
+  const auto add = [&](const char* name, double us) {
+    figures.push_back({.name = std::string(name) + "_us" + suffix, .value = us, .unit = "us"});
+  };
+  for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16}) {
+    CROSSDOCK_TRY(us, timer.period_us([&](u32 r) -> Result<> {
+      CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, payload)));
+      return {};
+    }));
+    add(fmt::format("dispatch_{}", name_of(payload)).c_str(), us);
+  }
+  std::vector<ep::Handle> handles;
+  for (const u32 r : rig.group().local_ranks()) {
+    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kBf16)));
+    handles.push_back(std::move(handle));
+  }
+  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
+  CROSSDOCK_TRY(combine, timer.period_us([&](u32 r) {
+    const auto of_rank = std::find_if(handles.begin(), handles.end(),
+                                      [&](const ep::Handle& h) { return h.rank() == r; });
+    return rig.group().combine(*of_rank, rig.combined(r));
+  }));
+  add("combine_bf16", combine);
+  handles.clear();
+  CROSSDOCK_TRY(step, timer.period_us([&](u32 r) -> Result<> {
+    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kCast)));
+    return rig.group().combine(handle, rig.combined(r));
+  }));
+  add("dispatch_cast_and_combine", step);
+  return {};
+}
+
 Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                       std::vector<Figure>& figures, Deadline deadline) {
   return measure_combine(rig, options, "combine_push_bf16", suffix, figures, deadline);

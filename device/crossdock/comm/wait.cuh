@@ -68,6 +68,8 @@ inline constexpr u32 kInnerDeadlines = 4;
 CROSSDOCK_DEVICE u64 deadline_of(const LaunchCommon& c, Phase phase) {
   const bool inner =
       phase == Phase::kGridSync || phase == Phase::kStage || phase == Phase::kRowFlag;
+  // What has been promised comes, or its sender names whom it waits for: half a deadline more.
+  if (phase == Phase::kSourceFlag) return c.deadline_ns + c.deadline_ns / 2;
   return inner ? c.deadline_ns * kInnerDeadlines : c.deadline_ns;
 }
 

@@ -22,6 +22,8 @@
 // A launch waits for every peer to have begun its own, so no rank is more than one epoch ahead and
 // two parities are enough. It does not wait until the peers have read this rank's rows: the input
 // block must not be written again before `free_at`, which ep_dispatch with that slot waits for.
+// After ep_small_dispatch (`small`) its next use of the slot says so: every source sends it after
+// the combine, and this rank's launch waits for all sources.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,6 +35,7 @@ namespace crossdock::device {
 
 // By one warp, which has fenced (system scope) before: the input is ready, and when its slot will
 // be free again.
+template <EpCombineConfig kConfig>
 CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 epoch) {
   const u32 lane = lane_index();
   const u64 index = u64{epoch & 1u} * p.view.world + p.view.rank;
@@ -44,6 +47,13 @@ CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 epoch) {
     ptx::st_relaxed_gpu(&p.state->send_tickets[(epoch + 1) & 1u].value, 0u);
   }
   if (lane >= p.view.world) return;
+  if constexpr (kConfig.small) {
+    // The experts have read the rows of the slot.
+    const u32 uses = ptx::ld_relaxed_gpu(&p.small->dispatch.finished);
+    ptx::st_relaxed_sys(p.view.map(p.view.at<u32>(p.free_words) + p.view.rank, lane), uses);
+    if (lane == 0) ptx::st_weak(&p.small->released.value, uses);
+    return;
+  }
   const u32 total = ptx::ld_weak(p.state->pulled + lane) + p.source_blocks[lane];
   ptx::st_weak(p.state->pulled + lane, total);
   if (p.slot != kNoSlot) ptx::st_weak(&p.state->free_at[p.slot][lane], total);
@@ -106,13 +116,13 @@ CROSSDOCK_DEVICE void run_combine(const EpCombineParams& p, Block&& block) {
   if (opens) ptx::fence_acq_rel_sys();
   if (!may_start(p.common)) return;  // also the barrier for the epoch
   const u32 epoch = *shared_epoch;
-  if (opens) open_combine(p, epoch);
+  if (opens) open_combine<kConfig>(p, epoch);
   bool done = block.run(epoch);
   // Also without tokens: no rank is to be more than one epoch ahead.
   const u8* unused = nullptr;
   if (done && opens) done = ep_wait_inputs(p, epoch, unused);
   done = !ThreadGroup::block().any(!done);
-  if (done && warp_index() == 0 && lane_index() < p.view.world) {
+  if (!kConfig.small && done && warp_index() == 0 && lane_index() < p.view.world) {
     const u64 counter = p.areas.pulled + p.view.rank * sizeof(PaddedWord);
     signal_counter(p.view.at<u32>(counter, lane_index()), 1);
   }

@@ -23,7 +23,7 @@ struct EpExpandWarp {
   const EpExpandRowsParams& p;
   u32 warp;
   u32 lane;
-  u32 rows;   // that have arrived
+  u32 rows;   // that have arrived, with the gaps between them
   u32 first;  // of this warp in the grid
   u32 warps;  // in the grid
 
@@ -31,7 +31,7 @@ struct EpExpandWarp {
       : p(params),
         warp(ptx::uniform(warp_index())),
         lane(lane_index()),
-        rows(ptx::ld_weak(params.arrived.source_ends + params.arrived.world - 1)),
+        rows(params.arrived.bound()),
         first(block_index() * kConfig.warps + warp),
         warps(grid_size() * kConfig.warps) {}
 
@@ -61,9 +61,12 @@ struct EpExpandWarp {
     ptx::sync_warp(kFullMask);
     const u32 units = rows * p.parts;  // a window has no room for 2^32 parts
     u32 stored = 0;
-    if (first < units) load(first, 0);
-    for (u32 unit = first; unit < units; unit += warps, ++stored) {
-      if (unit + warps < units) load(unit + warps, stored + 1);
+    u32 next = held(first, units);
+    if (next < units) load(next, 0);
+    while (next < units) {
+      const u32 unit = next;
+      next = held(unit + warps, units);
+      if (next < units) load(next, stored + 1);
       const u64 target = target_of(unit / p.parts);
       const bool came = wait_stage(p.common, full(stored % kConfig.stages), parity(stored));
       if (ptx::any(kFullMask, !came)) return false;
@@ -74,6 +77,7 @@ struct EpExpandWarp {
       }
       ptx::sync_warp(kFullMask);
       ptx::bulk_commit();
+      ++stored;
     }
     ptx::bulk_wait<0>();
     return true;
@@ -81,6 +85,7 @@ struct EpExpandWarp {
   CROSSDOCK_DEVICE void copy_row_scales() const {
     if (p.to.scales == nullptr || p.to.scales_by_column) return;
     for (u32 row = first; row < rows; row += warps) {
+      if (!p.arrived.holds(row)) continue;
       const u64 mine = target_of(row);
       const u32 chosen = ptx::ballot(kFullMask, mine != kNone);
       for (u32 at = 0; at < p.from.scale_bytes / 4; at += kWarpSize) {
@@ -128,6 +133,12 @@ struct EpExpandWarp {
 
   // ---- rows -------------------------------------------------------------------------------------
 
+  // The warp's first unit from `unit` on that is of a row.
+  CROSSDOCK_DEVICE u32 held(u32 unit, u32 units) const {
+    while (unit < units && !p.arrived.holds(unit / p.parts))
+      unit += warps;
+    return unit;
+  }
   CROSSDOCK_DEVICE u8* stage(u32 index) const {
     return dynamic_shared() + (warp * kConfig.stages + index) * kConfig.stage_bytes;
   }
@@ -199,6 +210,7 @@ struct EpExpandWarp {
   }
   CROSSDOCK_DEVICE EpSource source_of(i32 row) const {
     i32 rank = 0;
+    if (p.arrived.stride != 0) rank = static_cast<i32>(static_cast<u32>(row) / p.arrived.stride);
     while (ptx::ld_weak(p.arrived.source_ends + rank) <= static_cast<u32>(row))
       ++rank;
     return {rank, static_cast<i32>(ptx::ld_weak(p.from.tokens + row))};

@@ -19,13 +19,13 @@ struct EpExpertList {
   static constexpr u32 kWarps = kConfig.threads / kWarpSize;
   static constexpr u32 kBatch = 8;  // loads in flight of a thread
   const EpGroupRowsParams& p;
-  u32 choices;  // of all rows
+  u32 choices;  // of all rows, and of the gaps between them
   u32 warp;
   u32 lane;
 
   CROSSDOCK_DEVICE explicit EpExpertList(const EpGroupRowsParams& params)
       : p(params), warp(warp_index()), lane(lane_index()) {
-    choices = ptx::ld_weak(p.arrived.source_ends + p.arrived.world - 1) * p.arrived.top_k;
+    choices = p.arrived.bound() * p.arrived.top_k;
   }
   // Where the places of `expert` begin. By whole warps.
   CROSSDOCK_DEVICE u32 offset(u32 expert) const {
@@ -46,7 +46,8 @@ struct EpExpertList {
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kBatch; ++j) {
         const u32 at = first + j * kWarpSize + lane;
-        ids[j] = at < end ? ptx::ld_weak(p.arrived.ids + at) : -1;
+        const bool row = at < end && p.arrived.holds(at / p.arrived.top_k);
+        ids[j] = row ? ptx::ld_weak(p.arrived.ids + at) : -1;
       }
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kBatch; ++j) {

@@ -76,10 +76,10 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.warps* kWarpSize, 1)
     ep_reduce_rows(CROSSDOCK_PARAMS(EpReduceRowsParams, p)) {
   ptx::grid_dependency_wait();
   if (!may_start(p.common)) return;
-  const u32 rows = ptx::ld_weak(p.arrived.source_ends + p.arrived.world - 1);
+  const u32 rows = p.arrived.bound();
   for (u32 row = block_index() * kConfig.warps + warp_index(); row < rows;
        row += grid_size() * kConfig.warps)
-    EpRowReduction(p, row).run();
+    if (p.arrived.holds(row)) EpRowReduction(p, row).run();
 }
 
 }  // namespace kernel

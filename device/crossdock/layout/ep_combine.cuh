@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/layout/ep.cuh>
+#include <crossdock/layout/ep_small.cuh>
 
 namespace crossdock::device {
 
@@ -16,6 +16,9 @@ struct EpCombineConfig {
   u32 send_stages = 0;
   u32 send_stage_bytes = 0;
   u32 send_notes = 0;  // of each of them, for the warp that raises flags: more than the stages
+  // Of a dispatch of few tokens (ep_small_dispatch): tells the peers that its slot is free instead
+  // of counting who has read what.
+  bool small = false;
   CROSSDOCK_HOST_DEVICE constexpr bool pushes() const { return send_warps != 0; }
   CROSSDOCK_HOST_DEVICE constexpr u32 all_warps() const {
     return pushes() ? max_of(warps, send_warps + 1) : warps;  // one more raises the flags
@@ -123,6 +126,9 @@ struct EpCombineParams {
   u32 slot;  // of the input block, for dispatch to know when it is free; kNoSlot: none
   EpState* state;
   u8 source_blocks[kEpMaxRanks];  // of this kernel at every rank
+  // Few tokens only.
+  u64 free_words;  // EpSmallAreas::free
+  EpSmallState* small;
 };
 
 // Shared memory of a block that adds: stages, mbarriers, and what each stage holds.

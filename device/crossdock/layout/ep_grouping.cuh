@@ -5,18 +5,28 @@
 #pragma once
 
 #include <crossdock/layout/ep.cuh>
+#include <crossdock/ptx/memory.cuh>
 
 namespace crossdock::device {
 
 // What a dispatch has delivered to this rank.
 struct EpArrived {
-  const u32* source_ends;    // [world]; the last is the number of rows
+  const u32* source_ends;    // [world]: where the rows of each source end
   const u32* expert_counts;  // [experts]
   const i32* ids;            // [rows][top_k], local experts or -1
   const float* weights;      // [rows][top_k]
   u32 world;
   u32 experts;  // of this rank
   u32 top_k;
+  u32 stride;  // places from source to source; 0: rows without gaps
+
+  // All rows are below it; by its number a row tells whether it is one.
+  CROSSDOCK_DEVICE u32 bound() const {
+    return stride != 0 ? world * stride : ptx::ld_weak(source_ends + world - 1);
+  }
+  CROSSDOCK_DEVICE bool holds(u32 row) const {
+    return stride == 0 || row < ptx::ld_weak(source_ends + row / stride);
+  }
 };
 
 // Places for the choices of every expert, one expert after the other, each beginning at a multiple

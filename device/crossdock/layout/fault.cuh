@@ -27,7 +27,8 @@ enum class KernelId : u32 {
   kEpCopyRows = 12,
   kEpExpandRows = 13,
   kGroupedGemm = 14,
-  kFirstFree = 15,
+  kEpSmallDispatch = 15,
+  kFirstFree = 16,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -59,6 +60,8 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "ep_expand_rows";
     case KernelId::kGroupedGemm:
       return "grouped_gemm";
+    case KernelId::kEpSmallDispatch:
+      return "ep_small_dispatch";
     default:
       return "unknown kernel";
   }
@@ -85,6 +88,7 @@ enum class Phase : u32 {
   // in its upper and the buffer's end in its lower half.
   kExpertRows = 15,
   kListedRow = 16,  // not a wait: place `expected` of a list names row `seen`, which does not exist
+  kSourceFlag = 17,  // expected and seen are epochs; the source may first wait for another peer
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
   switch (phase) {
@@ -120,6 +124,8 @@ CROSSDOCK_HOST_DEVICE constexpr const char* phase_name(Phase phase) {
       return "rows of an expert";
     case Phase::kListedRow:
       return "row of a list";
+    case Phase::kSourceFlag:
+      return "rows of a source";
     default:
       return "unknown phase";
   }

@@ -51,6 +51,11 @@ class Handle;
 
 // How a dispatch is made, besides its tokens.
 struct DispatchOptions {
+  // kAuto: small when `most_tokens` are at most Options::small_tokens and neither `routing` nor
+  // `output` is given, which the small path does not have.
+  Path path = Path::kAuto;
+  // The most tokens that any rank has in this call, the same on all ranks. 0: Options::max_tokens.
+  std::uint32_t most_tokens = 0;
   // An earlier dispatch of this rank: as many tokens with the same ids go the same ways again, with
   // other rows and scales, and nothing is counted. Tokens::ids and weights are null then: what the
   // earlier one delivered is delivered again. All ranks give the same earlier dispatch.
@@ -68,7 +73,9 @@ struct DispatchOptions {
 };
 
 // What a dispatch delivers, in memory of the rank's GPU; there when the dispatch has run. Rows are
-// in the order of their source rank, and of the tokens of one rank.
+// in the order of their source rank, and of the tokens of one rank. On the large path they lie one
+// after the other; on the small path (source_stride not 0) those of source s are places
+// s * source_stride up to source_ends[s], and what lies between is not touched.
 struct Received {
   void* rows = nullptr;
   std::uint32_t row_bytes = 0;      // rows are dense
@@ -79,7 +86,8 @@ struct Received {
   std::int32_t* ids = nullptr;      // [row][top_k]: expert of this rank, counted from its first; -1
   float* weights = nullptr;         // [row][top_k]
   std::uint32_t* tokens = nullptr;  // [row]: the token's number at its rank
-  const std::uint32_t* source_ends = nullptr;    // [world]: where the rows of each rank end
+  const std::uint32_t* source_ends = nullptr;  // [world]: where the rows of each rank end
+  std::uint32_t source_stride = 0;             // places from source to source; 0: rows without gaps
   const std::uint32_t* expert_counts = nullptr;  // [experts of this rank]: choices, not padded
 };
 
@@ -100,7 +108,8 @@ class CROSSDOCK_API Handle {
   [[nodiscard]] std::uint32_t rank() const noexcept;
   [[nodiscard]] const Received& received() const noexcept;
   // To be written after the dispatch; again, for another combine of this handle, when a later
-  // dispatch or combine of the rank has run.
+  // dispatch or combine of the rank has run. On the small path what was received may be overwritten
+  // once a combine of the handle has begun.
   [[nodiscard]] const ExpertInput& expert_input() const noexcept;
   // All slots were held: the rows have been copied to ordinary memory. Nothing else differs, except
   // that combine copies the experts' output back.

@@ -20,6 +20,14 @@ enum class CombineBy : std::uint8_t {
   kBySize,  // kPush for 1024 tokens and more of at least 4 ranks on at least 16 SMs, else kPull
 };
 
+// How the rows of a dispatch find their places; the same for all ranks in one call.
+enum class Path : std::uint8_t {
+  kAuto,   // by size: see DispatchOptions::most_tokens
+  kSmall,  // few tokens: every source has places of its own at the receiver, so nobody waits for
+           // counts of others; one launch, no barrier. Rows of source s begin at s * small_tokens
+  kLarge,  // counts first: rows lie one after the other
+};
+
 // The same on every rank of the group.
 struct Options {
   std::uint32_t experts = 0;     // of all ranks, dealt to them in contiguous ranges
@@ -37,6 +45,14 @@ struct Options {
   // copies them to ordinary memory, which its handle owns. False: it fails with kBusy instead, and
   // the window has no transit.
   bool fall_back = true;
+  // Dispatches of at most so many tokens a rank may take the path for few tokens, which has slots
+  // of its own, `small_slots` of them, used in turns: a third dispatch fails with kBusy until the
+  // handle of the first is dropped. 0: there is no such path; at most 1024, and max_tokens. A group
+  // that has no other path needs no other slots: slots = 0, fall_back = false.
+  std::uint32_t small_tokens = 0;
+  std::uint32_t small_slots = 2;
+  // Blocks that send in a small dispatch, at most 32; no more than there are tokens. 0: 16.
+  std::uint32_t small_sms = 0;
   // Bytes of each rank's window for outputs that the caller provides (Group::user_memory).
   std::uint64_t user_bytes = 0;
   // Blocks, which is SMs, of a dispatch and of a combine. 0: as many as fill the wire, see
@@ -79,8 +95,9 @@ struct Sizes {
   std::uint64_t control_bytes = 0;
   std::uint64_t transit_bytes = 0;  // rows and inputs of dispatches that find all slots held
   std::uint64_t user_bytes = 0;     // the caller's
+  std::uint64_t small_bytes = 0;    // all slots of the path for few tokens: rows and inputs
   std::uint64_t window_bytes =
-      0;  // symmetric: control, staging, all slots, transit and the caller's
+      0;  // symmetric: control, staging, all slots, small ones, transit and the caller's
   std::uint64_t local_bytes = 0;  // besides the window: state and routing tables
   // Ordinary memory of each dispatch that falls back: made when it is first needed, used again
   // when its handle is gone, freed with the group.

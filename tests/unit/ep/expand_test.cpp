@@ -84,6 +84,18 @@ TEST(EpExpand, LargeRowsInPartsManyChoicesNoTokens) {
   expand_all({.world = 1, .experts = 1, .top_k = 1, .max_tokens = 1}, 5, {.masked = true});
 }
 
+TEST(EpExpand, RowsOfFewTokensWithGapsBetweenTheirSources) {
+  for (const bool masked : {false, true})
+    for (const bool by_column : {false, true})
+      expand_all({.world = 3,
+                  .experts = 7,
+                  .max_tokens = 14,
+                  .scale_bytes = 12,
+                  .scales_by_column = by_column,
+                  .fixed = true},
+                 11 + by_column, {.masked = masked, .scales_by_column = by_column});
+}
+
 // What expert `e` makes of a row: something that tells the expert and is exact in bf16.
 u16 expert_output(u16 value, u32 e) {
   return bf16_of(from_bf16(value) * static_cast<float>(1 + e % 3));
@@ -172,6 +184,11 @@ TEST(EpExpand, ExpertsThenWeightedSumsThenCombine) {
   EpCase unweighted = c;
   unweighted.weights = false;
   there_and_back(unweighted, 3, false, 2);
+}
+TEST(EpExpand, FewTokensGoThereAndBackToo) {
+  const EpCase c{.world = 3, .experts = 8, .max_tokens = 14, .fixed = true};
+  there_and_back(c, 5, false, 2);
+  there_and_back(c, 6, true, 2);
 }
 TEST(EpExpand, CopiesAreExpandedAndCombinedToo) {
   there_and_back({.world = 2, .experts = 5, .max_tokens = 12}, 4, false, 1);

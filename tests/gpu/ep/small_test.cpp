@@ -1,0 +1,91 @@
+// The path for few tokens on real GPUs: payloads and sizes against the reference, graphs replayed
+// with changing routing, both paths in one captured loop, two batches on two streams, long runs.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+
+#include "cuda/graph.hpp"
+#include "gpu/ep/ep_gpu.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+EpCase few(EpCase c) {
+  c.fixed = true;
+  return c;
+}
+
+TEST_F(EpGpu, FewTokensOfEveryPayload) {
+  for (const u32 tokens : {1u, 7u, 128u, 256u}) {
+    SCOPED_TRACE(tokens);
+    EpCase fp8 = few(large(tokens));
+    fp8.scale_bytes = 224;
+    ASSERT_NO_FATAL_FAILURE(rounds(fp8));
+    fp8.scales_by_column = true;
+    ASSERT_NO_FATAL_FAILURE(rounds(fp8));
+    EpCase bf16 = few(large(tokens));
+    bf16.row_bytes = 14336;
+    bf16.wide_ids = true;
+    ASSERT_NO_FATAL_FAILURE(rounds(bf16));
+    EpCase cast = bf16;
+    cast.cast = true;
+    cast.overlap = true;
+    ASSERT_NO_FATAL_FAILURE(rounds(cast));
+  }
+}
+TEST_F(EpGpu, FewTokensOfDifferentRanksAndNone) {
+  EpCase c = few(large(100));
+  c.tokens = {100, 0, 1, 31};
+  ASSERT_NO_FATAL_FAILURE(rounds(c));
+  c.tokens = {0, 100};
+  ASSERT_NO_FATAL_FAILURE(rounds(c));
+  for (const EpRoutingKind kind :
+       {EpRoutingKind::kOneExpert, EpRoutingKind::kAllMasked, EpRoutingKind::kSkewed}) {
+    c.routing = kind;
+    ASSERT_NO_FATAL_FAILURE(rounds(c));
+  }
+}
+TEST_F(EpGpu, GraphsOfFewTokensWithChangingRouting) {
+  for (const bool overlap : {false, true}) {
+    EpCase c = few(identity_case(world_, 64));
+    c.overlap = overlap;
+    EpGroupRig r = rig(c);
+    ASSERT_NO_FATAL_FAILURE(capture_replay_and_check(r, c, 200));
+  }
+}
+TEST_F(EpGpu, BothPathsInOneGraph) {
+  EpCase c = identity_case(world_, 64);
+  EpGroupRig r = rig(c, [&](ep::Options& o) { o.small_tokens = 64; });
+  r.load(finite_inputs(c, 1));
+  std::vector<cuda::Graph> graphs;
+  for (const u32 rank : r.group().local_ranks()) {
+    const auto& stream = *r.rank(rank).device().stream();
+    auto capture = cuda::Capture::begin(stream).value();
+    for (const ep::Path path : {ep::Path::kSmall, ep::Path::kLarge, ep::Path::kSmall}) {
+      auto handle = r.group().dispatch(rank, r.tokens(rank), {.path = path}).value();
+      const u64 bytes = u64{handle.received().capacity} * handle.received().row_bytes;
+      ASSERT_TRUE(cuda::copy_async(cuda::device_ptr(handle.expert_input().rows),
+                                   cuda::device_ptr(handle.received().rows), bytes, stream)
+                      .ok());
+      ASSERT_NO_FATAL_FAILURE(r.combine(handle));
+    }
+    graphs.push_back(capture.finish().value());
+  }
+  ASSERT_NO_FATAL_FAILURE(replay_and_check(r, c, graphs, 100));
+}
+// Dispatches alone, far ahead of the host and of each other: nobody overwrites what is still read.
+TEST_F(EpGpu, ManyDispatchesOfFewTokensWithoutCombine) {
+  EpCase c = few(large(32));
+  EpGroupRig r = rig(c);
+  const EpInputs inputs(c, 5);
+  const EpReference reference(c, inputs);
+  r.load(inputs);
+  for (u32 i = 0; i < 2000; ++i)
+    (void)r.dispatch();
+  const auto last = r.dispatch();
+  ASSERT_NO_FATAL_FAILURE(r.synchronize());
+  for (const auto& handle : last)
+    ASSERT_NO_FATAL_FAILURE(r.check(handle, reference));
+}
+
+}  // namespace
+}  // namespace crossdock::testing
