@@ -15,8 +15,8 @@ HEADER = """\
 // for R = N / 2 accumulator registers, which are the operands 0 to R - 1 of the asm statement:
 //   SS: R descriptor A, R+1 descriptor B, R+2 scale-d, R+3 and R+4 transpose A and B
 //   RS: R to R+3 registers of A, R+4 descriptor B, R+5 scale-d, R+6 transpose B
-// `SCALE` is the operand that says whether to accumulate, `SS8` the form for 8-bit elements, which
-// cannot be transposed.
+// `SCALE` is the operand that says whether to accumulate, `SS8` and `RS8` the forms for 8-bit
+// elements, which cannot be transposed.
 // SPDX-License-Identifier: Apache-2.0
 // clang-format off
 #pragma once
@@ -42,7 +42,8 @@ def operands(n):
         f'#define CROSSDOCK_WGMMA_SCALE_RS_{r} "%{r + 5}"',
         define(f"SS8_{r}", ss),
         f'#define CROSSDOCK_WGMMA_SS_{r} CROSSDOCK_WGMMA_SS8_{r} ", %{r + 3}, %{r + 4}"',
-        define(f"RS_{r}", f"{d}, {a}, %{r + 4}, p, 1, 1, %{r + 6}"),
+        define(f"RS8_{r}", f"{d}, {a}, %{r + 4}, p, 1, 1"),
+        f'#define CROSSDOCK_WGMMA_RS_{r} CROSSDOCK_WGMMA_RS8_{r} ", %{r + 6}"',
     ]
 
 

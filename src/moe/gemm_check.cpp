@@ -14,14 +14,15 @@ constexpr u64 kMostRows = 0x7fffffff;  // rows are numbered by 32 bits in the GP
 bool aligned(const void* p, u64 alignment) {
   return reinterpret_cast<std::uintptr_t>(p) % alignment == 0;
 }
+// Of the rows that weights of a format multiply.
+Format input_format(const GemmCall& call) {
+  return call.weights.format == Format::kBf16 ? Format::kBf16 : Format::kE4m3;
+}
 u64 or_dense(u64 given, u64 dense) {
   return given == 0 ? dense : given;
 }
-const char* name_of(Format format) {
-  return format == Format::kE4m3 ? "e4m3" : "bf16";
-}
 u32 width_of(Format format) {
-  return format == Format::kE4m3 ? 1 : 2;
+  return format == Format::kBf16 ? 2 : 1;
 }
 
 Result<> check_multiple(const char* what, u32 value, u32 of) {
@@ -31,8 +32,8 @@ Result<> check_multiple(const char* what, u32 value, u32 of) {
                   device::round_up(std::max(value, 1u), of)));
 }
 
-Result<> check_weights(const GemmWeights& w, bool swiglu) {
-  if (w.format != Format::kBf16 && w.format != Format::kE4m3)
+Result<> check_weights(const GemmWeights& w, ScaleType type, bool swiglu) {
+  if (w.format != Format::kBf16 && w.format != Format::kE4m3 && w.format != Format::kE2m1)
     return invalid_argument(
         fmt::format("moe gemm: weights of the unknown format {}", static_cast<unsigned>(w.format)));
   if (w.experts == 0 || w.experts > device::kGemmMaxExperts)
@@ -48,11 +49,12 @@ Result<> check_weights(const GemmWeights& w, bool swiglu) {
   if (w.rows == nullptr || !aligned(w.rows, 16))
     return invalid_argument(
         fmt::format("moe gemm: weights at {} must lie on a multiple of 16", w.rows));
-  const bool wanted = w.format == Format::kE4m3;
-  if (wanted != (w.scales != nullptr) || !aligned(w.scales, 4))
+  const bool wanted = w.format != Format::kBf16;
+  const bool bytes = type == ScaleType::kUe8m0;
+  if (wanted != (w.scales != nullptr) || !aligned(w.scales, bytes ? 1 : 4))
     return invalid_argument(fmt::format(
-        "moe gemm: {} weights {} scales, [experts][n / 128][k / 128] of fp32, but they are at {}",
-        name_of(w.format), wanted ? "need" : "have no", static_cast<const void*>(w.scales)));
+        "moe gemm: {} weights {} scales, [experts][n / 128][k / 128] of {}, but they are at {}",
+        name_of(w.format), wanted ? "need" : "have no", bytes ? "ue8m0 bytes" : "fp32", w.scales));
   return {};
 }
 
@@ -66,7 +68,7 @@ Result<> check_rows(const char* what, const void* rows, u64 stride, u64 bytes) {
 
 Result<> check_input(const GemmCall& call) {
   const GemmInput& in = call.input;
-  const Format format = call.weights.format;
+  const Format format = input_format(call);
   const u64 bytes = u64{call.weights.k} * width_of(format);
   if (in.count > kMostRows)
     return invalid_argument(
@@ -77,15 +79,17 @@ Result<> check_input(const GemmCall& call) {
     return invalid_argument("moe gemm: bf16 rows have no scales: leave input.scales empty");
   }
   const u64 columns = or_dense(in.scale_columns, in.count);
+  const bool words = call.scale_type == ScaleType::kUe8m0;
+  const u32 group = words ? 4 * device::kGemmScaleGroup : device::kGemmScaleGroup;
   // Lists find single scales; whole tiles of rows are copied, which wants multiples of 16 bytes.
   const u64 alignment = call.groups.rows != nullptr ? 4 : 16;
   if (in.scales == nullptr || !aligned(in.scales, alignment) || columns * 4 % alignment != 0 ||
       columns < in.count)
     return invalid_argument(fmt::format(
-        "moe gemm: input scales at {} must be [k / 128 = {}][scale_columns = {}] of fp32 on a "
+        "moe gemm: input scales at {} must be [k / {} = {}][scale_columns = {}] of {} on a "
         "multiple of {} bytes, with at least {} columns, a multiple of {}",
-        static_cast<const void*>(in.scales), call.weights.k / 128, columns, alignment, in.count,
-        alignment / 4));
+        in.scales, group, device::ceil_div(call.weights.k, group), columns,
+        words ? "4 ue8m0 bytes" : "fp32", alignment, in.count, alignment / 4));
   return {};
 }
 
@@ -104,7 +108,7 @@ Result<> check_groups(const GemmCall& call) {
   if (g.counts == nullptr)
     return invalid_argument(
         "moe gemm: groups need offsets [experts + 1] (contiguous) or counts [experts] (masked)");
-  const bool scaled = call.weights.format == Format::kE4m3 && g.rows == nullptr;
+  const bool scaled = input_format(call) == Format::kE4m3 && g.rows == nullptr;
   if (scaled && g.expert_rows % device::kGemmScaledBegin != 0)
     return invalid_argument(
         fmt::format("moe gemm: expert_rows = {} must be a multiple of {} with e4m3: the rows of an "
@@ -122,12 +126,12 @@ Result<> check_groups(const GemmCall& call) {
 
 Result<> check_output(const GemmCall& call) {
   const GemmOutput& out = call.output;
-  const bool quantised = out.format == Format::kE4m3;
-  if (quantised != (call.swiglu.has_value() && call.weights.format == Format::kE4m3))
+  const bool quantised = call.swiglu.has_value() && input_format(call) == Format::kE4m3;
+  if (out.format != (quantised ? Format::kE4m3 : Format::kBf16))
     return invalid_argument(fmt::format("moe gemm: the output is {}: {} weights {} give {}",
                                         name_of(out.format), name_of(call.weights.format),
                                         call.swiglu ? "with SwiGLU" : "without SwiGLU",
-                                        quantised ? "bf16" : "e4m3"));
+                                        quantised ? "e4m3" : "bf16"));
   const u64 columns = call.swiglu ? call.weights.n / 2 : call.weights.n;
   const u64 bytes = columns * width_of(out.format);
   CROSSDOCK_CHECK_OK(check_rows("output", out.rows, or_dense(out.row_stride, bytes), bytes));
@@ -137,25 +141,47 @@ Result<> check_output(const GemmCall& call) {
   if (!quantised && out.scales != nullptr)
     return invalid_argument("moe gemm: bf16 output has no scales: leave output.scales empty");
   const u64 places = call.groups.rows != nullptr ? call.groups.places : call.input.count;
+  const bool words = call.scale_type == ScaleType::kUe8m0;
   if (quantised && (out.scales == nullptr || !aligned(out.scales, 4) ||
                     or_dense(out.scale_columns, places) < places))
     return invalid_argument(fmt::format(
-        "moe gemm: output scales at {} must be [{}][scale_columns = {}] of fp32, with at least {} "
+        "moe gemm: output scales at {} must be [{}][scale_columns = {}] of {}, with at least {} "
         "columns",
-        static_cast<const void*>(out.scales), columns / 128, out.scale_columns, places));
+        out.scales, device::ceil_div(columns, words ? u64{512} : u64{128}), out.scale_columns,
+        words ? "4 ue8m0 bytes" : "fp32", places));
   return {};
+}
+
+Result<> check_bias(const Bias& bias) {
+  if (bias.number != Number::kF32 && bias.number != Number::kBf16)
+    return invalid_argument(
+        fmt::format("moe gemm: a bias of the number type {} must be f32 ({}) or bf16 ({})",
+                    static_cast<unsigned>(bias.number), static_cast<unsigned>(Number::kF32),
+                    static_cast<unsigned>(Number::kBf16)));
+  if (bias.values != nullptr && aligned(bias.values, 16)) return {};
+  return invalid_argument(
+      fmt::format("moe gemm: the bias at {} must be [experts][n] on a multiple of 16; leave "
+                  "GemmCall::bias empty for none",
+                  bias.values));
 }
 
 }  // namespace
 
 Result<> check_gemm(const GemmCall& call) {
-  CROSSDOCK_CHECK_OK(check_weights(call.weights, call.swiglu.has_value()));
+  if (call.scale_type != ScaleType::kF32 && call.scale_type != ScaleType::kUe8m0)
+    return invalid_argument(fmt::format("moe gemm: scales of the unknown type {}",
+                                        static_cast<unsigned>(call.scale_type)));
+  if (call.scale_type != ScaleType::kF32 && call.weights.format == Format::kBf16)
+    return invalid_argument(
+        "moe gemm: scale_type = ue8m0 with bf16 weights, which have no scales: leave it f32");
+  CROSSDOCK_CHECK_OK(check_weights(call.weights, call.scale_type, call.swiglu.has_value()));
   CROSSDOCK_CHECK_OK(check_groups(call));
   if (call.swiglu && !(call.swiglu->clamp >= 0))
     return invalid_argument(
         fmt::format("moe gemm: clamp = {} must be 0 or more; infinity: none", call.swiglu->clamp));
   if (call.swiglu && !aligned(call.swiglu->row_weights, 4))
     return invalid_argument("moe gemm: row_weights are 4-byte aligned");
+  if (call.bias) CROSSDOCK_CHECK_OK(check_bias(*call.bias));
   if (call.input.count == 0) return {};  // no memory is looked at
   CROSSDOCK_CHECK_OK(check_input(call));
   return check_output(call);

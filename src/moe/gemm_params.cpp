@@ -17,12 +17,12 @@ Result<device::TensorMap> encode(const symm::Rank& rank, const TensorMapOptions&
 }
 
 // K-major rows in boxes of 128 bytes of K.
-Result<device::TensorMap> matrix_map(const symm::Rank& rank, Format format, const void* base,
-                                     u64 rows, u64 k, u64 stride, u32 box_rows) {
-  const u32 width = format == Format::kE4m3 ? 1 : 2;
+Result<device::TensorMap> matrix_map(const symm::Rank& rank, bool fp8, const void* base, u64 rows,
+                                     u64 k, u64 stride, u32 box_rows) {
+  const u32 width = fp8 ? 1 : 2;
   TensorMapOptions options;
   options.base = const_cast<void*>(base);
-  options.element = format == Format::kE4m3 ? TensorElement::kU8 : TensorElement::kBf16;
+  options.element = fp8 ? TensorElement::kU8 : TensorElement::kBf16;
   options.dims = {k, rows};
   options.strides = {stride};
   options.box = {device::kGemmStageBytes / width, box_rows};
@@ -34,7 +34,7 @@ Result<device::TensorMap> matrix_map(const symm::Rank& rank, Format format, cons
 Result<device::TensorMap> scale_map(const symm::Rank& rank, const GemmInput& input, u64 groups,
                                     u64 columns, u32 box_rows) {
   TensorMapOptions options;
-  options.base = const_cast<float*>(input.scales);
+  options.base = const_cast<void*>(input.scales);
   options.element = TensorElement::kF32;
   options.dims = {input.count, groups};
   options.strides = {columns * sizeof(float)};
@@ -52,28 +52,33 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
   const u64 row_bytes = u64{w.k} * (config.fp8 ? 1 : 2);
   const u64 stride = call.input.row_stride == 0 ? row_bytes : call.input.row_stride;
   const u64 groups = w.k / device::kGemmScaleGroup;
+  const u64 scale_rows = config.ue8m0 ? device::ceil_div(groups, u64{4}) : groups;
   const u64 columns = call.input.scale_columns == 0 ? call.input.count : call.input.scale_columns;
   const u32 places = gather ? call.groups.places : call.input.count;
   const u64 result = call.swiglu ? w.n / 2 : w.n;
 
   device::GroupedGemmParams p{};
   p.common = rank.common(device::KernelId::kGroupedGemm, wait);
-  CROSSDOCK_TRY(weights, matrix_map(rank, w.format, w.rows, u64{w.experts} * w.n, w.k, row_bytes,
-                                    device::kGemmColumns));
-  p.weight_map = weights;
+  if (config.fp4) {
+    p.weight_blocks = static_cast<const u8*>(w.rows);
+  } else {
+    CROSSDOCK_TRY(weights, matrix_map(rank, config.fp8, w.rows, u64{w.experts} * w.n, w.k,
+                                      row_bytes, device::kGemmColumns));
+    p.weight_map = weights;
+  }
   if (!gather) {
-    CROSSDOCK_TRY(input, matrix_map(rank, w.format, call.input.rows, call.input.count, w.k, stride,
-                                    config.tile_rows));
+    CROSSDOCK_TRY(input, matrix_map(rank, config.fp8, call.input.rows, call.input.count, w.k,
+                                    stride, config.tile_rows));
     p.input_map = input;
   }
   if (config.fp8 && !gather) {
-    CROSSDOCK_TRY(scales, scale_map(rank, call.input, groups, columns, config.tile_rows));
+    CROSSDOCK_TRY(scales, scale_map(rank, call.input, scale_rows, columns, config.tile_rows));
     p.input_scale_map = scales;
   }
   p.input_rows = static_cast<const u8*>(call.input.rows);
   p.input_row_stride = stride;
   p.input_count = call.input.count;
-  p.input_scales = call.input.scales;
+  p.input_scales = static_cast<const float*>(call.input.scales);
   p.input_scale_columns = columns;
   p.weight_scales = w.scales;
   p.rows = {.offsets = call.groups.offsets,
@@ -89,10 +94,12 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
   p.output = {
       .rows = static_cast<u8*>(call.output.rows),
       .row_stride = static_cast<u32>(call.output.row_stride == 0 ? dense : call.output.row_stride),
-      .scales = call.output.scales,
+      .scales = static_cast<float*>(call.output.scales),
       .scale_columns = call.output.scale_columns == 0 ? places : call.output.scale_columns};
   const Swiglu swiglu = call.swiglu.value_or(Swiglu{});
   p.swiglu = {.row_weights = swiglu.row_weights, .clamp = swiglu.clamp, .fast = swiglu.fast};
+  const Bias bias = call.bias.value_or(Bias{});
+  p.bias = {.values = static_cast<const u8*>(bias.values), .bf16 = bias.number == Number::kBf16};
   return p;
 }
 

@@ -1,63 +1,18 @@
-// Instantiates grouped_gemm for the twin, each variant beside its text for the JIT. See
-// variants.hpp.
+// Which variant of grouped_gemm a call takes, and its kernel. See variants.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include "moe/variants.hpp"
 
-#include <array>
 #include <fmt/format.h>
-#include <utility>
 
-#include <crossdock/kernel/grouped_gemm.cuh>
+#include "moe/variants_list.hpp"
 
 namespace crossdock::moe {
 
 using device::GroupedGemmConfig;
 using device::GroupedGemmParams;
 using symm::KernelRef;
-using symm::make_kernel;
-using symm::Member;
 
 namespace {
-
-constexpr std::array<GroupedGemmConfig, 20> kGemms = {{
-    {.tile_rows = 128, .stages = 4, .fp8 = true, .swapped = false, .swiglu = false},
-    {.tile_rows = 128, .stages = 4, .fp8 = true, .swapped = false, .swiglu = true},
-    {.tile_rows = 128, .stages = 4, .fp8 = false, .swapped = false, .swiglu = false},
-    {.tile_rows = 128, .stages = 4, .fp8 = false, .swapped = false, .swiglu = true},
-    {.tile_rows = 64, .stages = 5, .fp8 = true, .swapped = false, .swiglu = false},
-    {.tile_rows = 64, .stages = 5, .fp8 = true, .swapped = false, .swiglu = true},
-    {.tile_rows = 64, .stages = 5, .fp8 = false, .swapped = false, .swiglu = false},
-    {.tile_rows = 64, .stages = 5, .fp8 = false, .swapped = false, .swiglu = true},
-    {.tile_rows = 32, .stages = 5, .fp8 = true, .swapped = true, .swiglu = false},
-    {.tile_rows = 32, .stages = 5, .fp8 = true, .swapped = true, .swiglu = true},
-    {.tile_rows = 32, .stages = 5, .fp8 = false, .swapped = true, .swiglu = false},
-    {.tile_rows = 32, .stages = 5, .fp8 = false, .swapped = true, .swiglu = true},
-    {.tile_rows = 16, .stages = 5, .fp8 = true, .swapped = true, .swiglu = false},
-    {.tile_rows = 16, .stages = 5, .fp8 = true, .swapped = true, .swiglu = true},
-    {.tile_rows = 16, .stages = 5, .fp8 = false, .swapped = true, .swiglu = false},
-    {.tile_rows = 16, .stages = 5, .fp8 = false, .swapped = true, .swiglu = true},
-    {.tile_rows = 8, .stages = 5, .fp8 = true, .swapped = true, .swiglu = false},
-    {.tile_rows = 8, .stages = 5, .fp8 = true, .swapped = true, .swiglu = true},
-    {.tile_rows = 8, .stages = 5, .fp8 = false, .swapped = true, .swiglu = false},
-    {.tile_rows = 8, .stages = 5, .fp8 = false, .swapped = true, .swiglu = true},
-}};
-
-template <GroupedGemmConfig kConfig>
-KernelRef<GroupedGemmParams> gemm() {
-  using C = GroupedGemmConfig;
-  return make_kernel<kConfig>(device::KernelId::kGroupedGemm, "grouped_gemm", "GroupedGemmConfig",
-                              &device::kernel::grouped_gemm<kConfig>,
-                              Member{"tile_rows", &C::tile_rows}, Member{"stages", &C::stages},
-                              Member{"fp8", &C::fp8}, Member{"swapped", &C::swapped},
-                              Member{"swiglu", &C::swiglu});
-}
-
-template <std::size_t... kIndex>
-KernelRef<GroupedGemmParams> find(const GroupedGemmConfig& config, std::index_sequence<kIndex...>) {
-  KernelRef<GroupedGemmParams> found;
-  ((same(kGemms[kIndex], config) ? void(found = gemm<kGemms[kIndex]>()) : void()), ...);
-  return found;
-}
 
 u32 rows_of(GemmTile tile) {
   switch (tile) {
@@ -74,32 +29,63 @@ u32 rows_of(GemmTile tile) {
   }
 }
 
+// The largest tile that there is with these weights.
+u32 most_rows(Format weights) {
+  return weights == Format::kE2m1 ? 32 : 128;
+}
+
 }  // namespace
+
+const char* name_of(Format format) {
+  switch (format) {
+    case Format::kE4m3:
+      return "e4m3";
+    case Format::kE2m1:
+      return "e2m1";
+    default:
+      return "bf16";
+  }
+}
 
 bool same(const GroupedGemmConfig& a, const GroupedGemmConfig& b) {
   return a.tile_rows == b.tile_rows && a.stages == b.stages && a.fp8 == b.fp8 &&
-         a.swapped == b.swapped && a.swiglu == b.swiglu;
+         a.swapped == b.swapped && a.swiglu == b.swiglu && a.ue8m0 == b.ue8m0 && a.fp4 == b.fp4;
 }
 
 std::vector<GroupedGemmConfig> gemm_variants() {
-  return {kGemms.begin(), kGemms.end()};
+  std::vector<GroupedGemmConfig> all;
+  const auto add = [&](const auto& list) { all.insert(all.end(), list.begin(), list.end()); };
+  add(bf16_gemms());
+  for (const bool ue8m0 : {false, true}) {
+    add(e4m3_gemms(ue8m0));
+    add(e2m1_gemms(ue8m0));
+  }
+  return all;
 }
 
 Result<GroupedGemmConfig> choose_gemm(const GemmCall& call) {
-  const GemmTile tile = call.tile == GemmTile::kAuto ? choose_tile(call.expected_rows) : call.tile;
-  const bool fp8 = call.weights.format == Format::kE4m3;
-  for (const GroupedGemmConfig& config : kGemms)
-    if (config.tile_rows == rows_of(tile) && config.fp8 == fp8 &&
+  const Format format = call.weights.format;
+  const bool chosen = call.tile != GemmTile::kAuto;
+  u32 rows = rows_of(chosen ? call.tile : choose_tile(call.expected_rows));
+  if (!chosen) rows = std::min(rows, most_rows(format));
+  const bool ue8m0 = format != Format::kBf16 && call.scale_type == ScaleType::kUe8m0;
+  for (const GroupedGemmConfig& config : gemm_variants())
+    if (config.tile_rows == rows && config.fp8 == (format != Format::kBf16) &&
+        config.fp4 == (format == Format::kE2m1) && config.ue8m0 == ue8m0 &&
         config.swiglu == call.swiglu.has_value())
       return config;
   return make_error(
       Code::kUnsupported,
-      fmt::format("moe: no kernel for tiles of {} rows of {}{}: choose another tile", rows_of(tile),
-                  fp8 ? "e4m3" : "bf16", call.swiglu ? " with SwiGLU" : ""));
+      fmt::format("moe: no kernel for tiles of {} rows with weights of {}{}: at most {} rows", rows,
+                  name_of(format), call.swiglu ? " with SwiGLU" : "", most_rows(format)));
 }
 
 Result<KernelRef<GroupedGemmParams>> gemm_kernel(const GroupedGemmConfig& config) {
-  auto found = find(config, std::make_index_sequence<kGemms.size()>());
+  const auto find = config.fp4     ? (config.ue8m0 ? find_e2m1_ue8m0_gemm : find_e2m1_gemm)
+                    : config.ue8m0 ? find_e4m3_ue8m0_gemm
+                    : config.fp8   ? find_e4m3_gemm
+                                   : find_bf16_gemm;
+  auto found = find(config);
   if (found.twin == nullptr)
     return invalid_argument("moe: this configuration of grouped_gemm is not in the list");
   return found;

@@ -1,5 +1,5 @@
-// The kernel variants of grouped_gemm (device/kernels.json), and which one a call takes. Only
-// variants.cpp includes the kernel itself. No state.
+// The kernel variants of grouped_gemm (device/kernels.json), and which one a call takes. Only files
+// that include variants_list.hpp see the kernel itself. No state.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -22,6 +22,8 @@ std::vector<device::GroupedGemmConfig> gemm_variants();
 Result<device::GroupedGemmConfig> choose_gemm(const GemmCall& call);
 Result<symm::KernelRef<device::GroupedGemmParams>> gemm_kernel(
     const device::GroupedGemmConfig& config);
+// "e4m3"; for messages.
+const char* name_of(Format format);
 bool same(const device::GroupedGemmConfig& a, const device::GroupedGemmConfig& b);
 
 }  // namespace crossdock::moe

@@ -11,6 +11,7 @@ namespace {
 
 using moe::Format;
 using moe::GemmTile;
+using moe::ScaleType;
 
 twin::Schedule weak_schedule(u64 seed) {
   twin::Schedule s;
@@ -88,6 +89,99 @@ TEST(GroupedGemm, SwigluInEveryTile) {
               .swiglu = moe::Swiglu{.clamp = 7.0f, .fast = tile == GemmTile::kFew16},
               .row_weights = tile != GemmTile::kFew8},
              2);
+}
+TEST(GroupedGemm, ScalesThatArePowersOfTwo) {
+  for (const GemmTile tile :
+       {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+    for (const GemmLayout layout :
+         {GemmLayout::kContiguous, GemmLayout::kMasked, GemmLayout::kGather})
+      rounds({.n = 384,
+              .k = 640,
+              .counts = {17, 0, 3},
+              .alignment = 4,
+              .layout = layout,
+              .tile = tile,
+              .scale_type = ScaleType::kUe8m0},
+             1);
+  // More stages than lanes.
+  rounds({.k = 4352, .counts = {3}, .tile = GemmTile::kFew8, .scale_type = ScaleType::kUe8m0}, 1);
+}
+TEST(GroupedGemm, PowersOfTwoAfterSwiglu) {
+  for (const GemmTile tile :
+       {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+    rounds({.n = 1536,
+            .k = 128,
+            .counts = {18, 0, 3},
+            .tile = tile,
+            .swiglu = moe::Swiglu{.clamp = 7.0f},
+            .row_weights = true,
+            .scale_type = ScaleType::kUe8m0},
+           1);
+}
+TEST(GroupedGemm, Fp4) {
+  for (const GemmTile tile : {GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+    for (const ScaleType type : {ScaleType::kF32, ScaleType::kUe8m0})
+      rounds({.n = 384,
+              .k = 640,
+              .format = Format::kE2m1,
+              .counts = {35, 0, 3},
+              .tile = tile,
+              .scale_type = type},
+             2);
+  // Every stage comes round three times; and one stage a tile.
+  rounds({.k = 4608, .format = Format::kE2m1, .counts = {3}, .tile = GemmTile::kFew8}, 2, 1);
+  rounds({.k = 128, .format = Format::kE2m1, .counts = {1, 9, 0, 70}, .tile = GemmTile::kFew16}, 4,
+         1);
+}
+TEST(GroupedGemm, Fp4InEveryLayoutAndEpilogue) {
+  for (const GemmLayout layout :
+       {GemmLayout::kContiguous, GemmLayout::kMasked, GemmLayout::kGather})
+    for (const bool swiglu : {false, true})
+      rounds({.n = 512,
+              .k = 256,
+              .format = Format::kE2m1,
+              .counts = {19, 0, 3},
+              .layout = layout,
+              .tile = swiglu ? GemmTile::kFew16 : GemmTile::kFew32,
+              .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt,
+              .row_weights = swiglu,
+              .bias = moe::Number::kF32,
+              .scale_type = swiglu ? ScaleType::kUe8m0 : ScaleType::kF32},
+             2);
+}
+// The same weights as e4m3 give the same bits.
+TEST(GroupedGemm, Fp4HasTheBitsOfE4m3) {
+  auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
+  for (const GemmTile tile : {GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8}) {
+    const GemmCase c{.n = 512, .k = 384, .format = Format::kE2m1, .counts = {21, 4}, .tile = tile};
+    auto packed = rig.load(c);
+    auto wide = rig.load(c);
+    const auto codes = expanded(packed.data);
+    wide.weights = rig.put(codes);
+    wide.call.weights.rows = wide.weights.address();
+    wide.call.weights.format = Format::kE4m3;
+    ASSERT_NO_FATAL_FAILURE(rig.run(packed));
+    ASSERT_NO_FATAL_FAILURE(rig.run(wide));
+    EXPECT_EQ(rig.bytes(packed), rig.bytes(wide));
+  }
+}
+TEST(GroupedGemm, BiasInEveryTile) {
+  for (const Format format : {Format::kE4m3, Format::kBf16})
+    for (const GemmTile tile :
+         {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+      for (const bool swiglu : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "format " << int(format) << " tile " << int(tile) << " swiglu " << swiglu);
+        rounds({.n = swiglu ? 256u : 384u,
+                .k = 256,
+                .format = format,
+                .counts = {70, 0, 3},
+                .tile = tile,
+                .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt,
+                .bias = swiglu ? moe::Number::kBf16 : moe::Number::kF32},
+               1);
+      }
+  rounds({.n = 256, .k = 256, .counts = {9}, .bias = moe::Number::kBf16}, 1);
 }
 TEST(GroupedGemm, NoRowsAtAll) {
   rounds({.counts = {0, 0}}, 1);

@@ -86,6 +86,7 @@ struct Product {
 template <u32 kN>
 void check_width() {
   Product<WgmmaCheckConfig{.n = kN, .fp8 = true}>::check(2);
+  Product<WgmmaCheckConfig{.n = kN, .fp8 = true, .a_registers = true}>::check(2);
   Product<WgmmaCheckConfig{.n = kN, .fp8 = false}>::check(2);
   Product<WgmmaCheckConfig{.n = kN, .fp8 = false, .a_registers = true}>::check(2);
 }

@@ -25,6 +25,7 @@ using device::u32;
 using device::u64;
 using device::u8;
 using u16 = device::u16;
+using i32 = device::i32;
 
 enum class GemmLayout { kContiguous, kMasked, kGather };
 
@@ -38,11 +39,14 @@ struct GemmCase {
   moe::GemmTile tile = moe::GemmTile::k128;
   std::optional<moe::Swiglu> swiglu = {};
   bool row_weights = false;
+  std::optional<moe::Number> bias = {};
+  moe::ScaleType scale_type = moe::ScaleType::kF32;
   u32 samples = 0;  // columns compared in each row; 0: all
   u32 seed = 1;
 
   [[nodiscard]] u32 experts() const { return static_cast<u32>(counts.size()); }
-  [[nodiscard]] bool fp8() const { return format == moe::Format::kE4m3; }
+  [[nodiscard]] bool fp8() const { return format != moe::Format::kBf16; }  // the input
+  [[nodiscard]] bool ue8m0() const { return scale_type == moe::ScaleType::kUe8m0; }
   [[nodiscard]] u32 width() const { return fp8() ? 1 : 2; }
 };
 
@@ -51,8 +55,19 @@ inline float gemm_number(u32 seed, u32 a, u64 b) {
                                static_cast<u32>(b >> 32) * 77u);
   return static_cast<float>(bits % 4001) / 500.0f - 4.0f;
 }
-inline float gemm_scale(u32 seed, u32 a, u64 b) {
-  return 0.01f + std::abs(gemm_number(seed + 17, a, b)) / 64.0f;
+inline float gemm_scale(const GemmCase& c, u32 a, u64 b) {
+  const float scale = 0.01f + std::abs(gemm_number(c.seed + 17, a, b)) / 64.0f;
+  if (!c.ue8m0()) return scale;
+  const u32 code = device::minifloat::encode_ue8m0(device::bit_cast<u32>(scale));
+  return device::bit_cast<float>(device::minifloat::decode_ue8m0(code));
+}
+// Scales as the GPU takes them: f32, or bytes of ue8m0, `stride` apart from number to number.
+inline void put_scale(const GemmCase& c, float scale, u8* to) {
+  if (c.ue8m0()) {
+    *to = static_cast<u8>(device::minifloat::encode_ue8m0(device::bit_cast<u32>(scale)));
+  } else {
+    std::memcpy(to, &scale, 4);
+  }
 }
 
 // Codes of one matrix and what they stand for.
@@ -61,6 +76,15 @@ struct GemmMatrix {
   std::vector<float> values;
 
   GemmMatrix(const GemmCase& c, u32 which, u64 rows) : values(rows * c.k) {
+    if (which == 2 && c.format == moe::Format::kE2m1) {
+      pack_fp4(c, rows);
+    } else {
+      fill(c, which, rows);
+    }
+  }
+
+ private:
+  void fill(const GemmCase& c, u32 which, u64 rows) {
     codes.resize(rows * c.k * c.width());
     for (u64 i = 0; i < values.size(); ++i) {
       const u32 bits = device::bit_cast<u32>(gemm_number(c.seed, which, i));
@@ -75,6 +99,29 @@ struct GemmMatrix {
         values[i] = device::bit_cast<float>(u32{code} << 16);
       }
     }
+  }
+  // Every code and every shift.
+  void pack_fp4(const GemmCase& c, u64 rows) {
+    codes.assign(
+        rows * c.k / device::kFp4BlockRows / device::kFp4BlockRows * device::kFp4BlockBytes, 0);
+    for (u64 row = 0; row < rows; ++row)
+      for (u32 k = 0; k < c.k; ++k) {
+        const u32 code = device::mix(c.seed * 77u + static_cast<u32>(row) * 8191u + k) % 16;
+        const u32 group = device::mix(c.seed + static_cast<u32>(row) * 131u + k / 32);
+        const i32 shift = device::kFp4SmallestShift + static_cast<i32>(group % device::kFp4Shifts);
+        const u32 e4m3 = device::e4m3_from_fp4(code, shift);
+        values[row * c.k + k] =
+            device::bit_cast<float>(device::minifloat::decode(device::minifloat::kE4m3, e4m3));
+        u8* block = &codes[(row / 128 * (c.k / 128) + k / 128) * device::kFp4BlockBytes];
+        const u32 in_row = static_cast<u32>(row % 128), step = k % 128 / 32, in_step = k % 32;
+        u32 word;
+        u8* at = block + device::fp4_word_offset(in_row, step, in_step % 16 / 4);
+        std::memcpy(&word, at, 4);
+        word |= device::fp4_in_word(in_step / 16 * 4 + in_step % 4, code);
+        std::memcpy(at, &word, 4);
+        block[device::fp4_shift_offset(in_row, step)] =
+            static_cast<u8>(device::fp4_shift_code(shift));
+      }
   }
 };
 
@@ -92,6 +139,7 @@ struct GemmData {
   std::vector<float> input_scales;   // [k / 128][columns]
   std::vector<float> weight_scales;  // [expert][n / 128][k / 128]
   std::vector<float> row_weights;    // [place]
+  std::vector<float> bias;           // [expert][n], as rounded to its format; or empty
   u32 columns = 0;
 
   explicit GemmData(const GemmCase& c)
@@ -105,13 +153,48 @@ struct GemmData {
     for (u32 row = 0; row < rows; ++row) {
       if (!used[row]) std::memset(&input.codes[row * row_bytes], 0xff, row_bytes);
       for (u32 g = 0; used[row] && g < c.k / 128; ++g)
-        input_scales[u64{g} * columns + row] = gemm_scale(c.seed, 3, u64{row} * 64 + g);
+        input_scales[u64{g} * columns + row] = gemm_scale(c, 3, u64{row} * 64 + g);
     }
     weight_scales.resize(u64{c.experts()} * c.n / 128 * (c.k / 128));
     for (u64 i = 0; i < weight_scales.size(); ++i)
-      weight_scales[i] = gemm_scale(c.seed, 4, i);
+      weight_scales[i] = gemm_scale(c, 4, i);
     for (u32 p = 0; p < places; ++p)
       row_weights.push_back(0.1f + std::abs(gemm_number(c.seed, 5, p)) / 8);
+    for (u64 i = 0; c.bias && i < u64{c.experts()} * c.n; ++i) {
+      const u32 bits = device::bit_cast<u32>(gemm_number(c.seed, 6, i));
+      const u32 kept =
+          *c.bias == moe::Number::kBf16 ? device::minifloat::encode_bf16(bits) << 16 : bits;
+      bias.push_back(device::bit_cast<float>(kept));
+    }
+  }
+  // The same as the GPU takes them.
+  [[nodiscard]] std::vector<u8> input_scale_bytes(const GemmCase& c) const {
+    const u64 groups = c.k / 128;
+    std::vector<u8> bytes((c.ue8m0() ? (groups + 3) / 4 : groups) * columns * 4, 0xff);
+    for (u64 g = 0; g < groups; ++g)
+      for (u64 row = 0; row < columns; ++row)
+        put_scale(
+            c, input_scales[g * columns + row],
+            &bytes[c.ue8m0() ? (g / 4 * columns + row) * 4 + g % 4 : (g * columns + row) * 4]);
+    return bytes;
+  }
+  [[nodiscard]] std::vector<u8> weight_scale_bytes(const GemmCase& c) const {
+    const u64 width = c.ue8m0() ? 1 : 4;
+    std::vector<u8> bytes(weight_scales.size() * width);
+    for (u64 i = 0; i < weight_scales.size(); ++i)
+      put_scale(c, weight_scales[i], &bytes[i * width]);
+    return bytes;
+  }
+  // The bias as the GPU takes it.
+  [[nodiscard]] std::vector<u8> bias_bytes(const GemmCase& c) const {
+    const u32 width = c.bias == moe::Number::kBf16 ? 2 : 4;
+    std::vector<u8> bytes(bias.size() * width);
+    for (u64 i = 0; i < bias.size(); ++i) {
+      const u32 bits = device::bit_cast<u32>(bias[i]);
+      const u32 code = width == 2 ? bits >> 16 : bits;
+      std::memcpy(&bytes[i * width], &code, width);
+    }
+    return bytes;
   }
 
  private:
@@ -142,6 +225,15 @@ struct GemmData {
   }
 };
 
+// Weights of e2m1 as codes of e4m3, row by row.
+inline std::vector<u8> expanded(const GemmData& d) {
+  std::vector<u8> codes;
+  for (const float value : d.weights.values)
+    codes.push_back(static_cast<u8>(
+        device::minifloat::encode(device::minifloat::kE4m3, device::bit_cast<u32>(value))));
+  return codes;
+}
+
 struct GemmExact {
   double value = 0;
   double magnitude = 0;  // sum of the products' magnitudes
@@ -165,6 +257,10 @@ inline GemmExact gemm_exact(const GemmCase& c, const GemmData& d, u32 place, u32
                 : 1.0;
     sum.value += part * scale;
     sum.magnitude += size * scale;
+  }
+  if (c.bias) {
+    sum.value += d.bias[weight];
+    sum.magnitude += std::abs(d.bias[weight]);
   }
   return sum;
 }
@@ -200,6 +296,7 @@ class GemmRig {
     GemmData data;
     symm::LocalMemory input = {}, weights = {}, input_scales = {}, weight_scales = {};
     symm::LocalMemory offsets = {}, counts = {}, list = {}, row_weights = {};
+    symm::LocalMemory bias = {};
     symm::LocalMemory output = {}, output_scales = {};
     moe::GemmCall call = {};
     u32 columns = 0;  // of the output
@@ -211,23 +308,24 @@ class GemmRig {
     const bool quantised = c.swiglu && c.fp8();
     l.input = put(d.input.codes);
     l.weights = put(d.weights.codes);
-    l.input_scales = put(d.input_scales);
-    l.weight_scales = put(d.weight_scales);
+    l.input_scales = put(d.input_scale_bytes(c));
+    l.weight_scales = put(d.weight_scale_bytes(c));
     l.offsets = put(d.offsets);
     l.counts = put(c.counts);
     l.list = put(d.list);
     l.row_weights = put(d.row_weights);
+    l.bias = put(d.bias_bytes(c));
     l.output = rank().allocate(u64{d.places} * l.columns * (quantised ? 1 : 2)).value();
     l.output_scales = rank().allocate(u64{d.places} * l.columns / 128 * 4 + 16).value();
     l.call.weights = {.format = c.format,
                       .rows = l.weights.address(),
-                      .scales = c.fp8() ? l.weight_scales.as<float>() : nullptr,
+                      .scales = c.fp8() ? l.weight_scales.address() : nullptr,
                       .experts = c.experts(),
                       .n = c.n,
                       .k = c.k};
     l.call.input = {.rows = l.input.address(),
                     .count = d.rows,
-                    .scales = c.fp8() ? l.input_scales.as<float>() : nullptr,
+                    .scales = c.fp8() ? l.input_scales.address() : nullptr,
                     .scale_columns = c.fp8() ? d.columns : 0};
     l.call.groups.counts = l.counts.as<u32>();
     if (c.layout == GemmLayout::kMasked) {
@@ -241,10 +339,12 @@ class GemmRig {
     }
     l.call.output = {.format = quantised ? moe::Format::kE4m3 : moe::Format::kBf16,
                      .rows = l.output.address(),
-                     .scales = quantised ? l.output_scales.as<float>() : nullptr};
+                     .scales = quantised ? l.output_scales.address() : nullptr};
     l.call.swiglu = c.swiglu;
     if (c.swiglu && c.row_weights) l.call.swiglu->row_weights = l.row_weights.as<float>();
+    if (c.bias) l.call.bias = moe::Bias{.values = l.bias.address(), .number = *c.bias};
     l.call.tile = c.tile;
+    l.call.scale_type = c.scale_type;
     return l;
   }
   void poison(Loaded& l) {
@@ -323,6 +423,15 @@ class GemmRig {
                          std::abs(silu) * gemm_bound(l.c, u) + 1e-5 * std::abs(silu * up);
     return {silu * up * weight, error * weight};
   }
+  static float scale_at(const Loaded& l, const std::vector<u8>& out, u32 place, u32 group) {
+    const u8* scales = &out[l.output.bytes()];
+    if (l.c.ue8m0())
+      return device::bit_cast<float>(device::minifloat::decode_ue8m0(
+          scales[(u64{group} / 4 * l.data.places + place) * 4 + group % 4]));
+    float scale;
+    std::memcpy(&scale, scales + (u64{group} * l.data.places + place) * 4, 4);
+    return scale;
+  }
   // The 128 values of each row that share a scale.
   static void check_swiglu(const Loaded& l, const std::vector<u8>& out, u32 place) {
     for (u32 first = 0; first < l.columns; first += 128) {
@@ -337,10 +446,10 @@ class GemmRig {
       const bool quantised = l.call.output.format == moe::Format::kE4m3;
       float scale = 0;
       if (quantised) {
-        std::memcpy(&scale, &out[l.output.bytes() + (u64{first} / 128 * l.data.places + place) * 4],
-                    4);
+        scale = scale_at(l, out, place, first / 128);
+        const double up = l.c.ue8m0() ? 2 : 1;  // to the next power of two
         ASSERT_GE(scale * 448.0, low * 0.999999) << "place " << place << " group " << first;
-        ASSERT_LE(scale * 448.0, high * 1.000001) << "place " << place << " group " << first;
+        ASSERT_LE(scale * 448.0, up * high * 1.000001) << "place " << place << " group " << first;
       }
       for (u32 i = 0; i < 128; ++i) {
         const u64 at = u64{place} * l.columns + first + i;

@@ -39,7 +39,7 @@ struct GemmSource {
 template <GroupedGemmConfig kConfig>
 struct GemmBlock {
   static constexpr GemmShared kShared = grouped_gemm_shared(kConfig);
-  static constexpr u32 kWeightBytes = kGemmColumns * kGemmStageBytes;
+  static constexpr u32 kWeightBytes = kShared.weight_bytes;
   static constexpr u32 kGatherWarps = 3;
   static_assert(kConfig.stages + 3 <= kGemmRecords);
   using Cursor = StageCursor<kConfig.stages>;
@@ -83,6 +83,8 @@ struct GemmBlock {
   CROSSDOCK_DEVICE static float* exchange() {
     return reinterpret_cast<float*>(dynamic_shared() + kShared.exchange);
   }
+  // fp4: the e4m3 codes of the eight magnitudes, at each shift.
+  CROSSDOCK_DEVICE static u8* fp4_table() { return dynamic_shared() + kShared.fp4_table; }
   CROSSDOCK_DEVICE static u64* begin() {
     return reinterpret_cast<u64*>(dynamic_shared() + kShared.begin);
   }
@@ -104,13 +106,16 @@ struct GemmBlock {
     if (thread_index() == 0) {
       *begin() = ptx::cycle_clock();
       if (!gathers()) ptx::prefetch_tensor_map(&p.input_map);
-      ptx::prefetch_tensor_map(&p.weight_map);
+      if (!kConfig.fp4) ptx::prefetch_tensor_map(&p.weight_map);
       for (u32 s = 0; s < kConfig.stages; ++s) {
         ptx::mbarrier_init(full(s), full_arrivals());
         ptx::mbarrier_init(empty(s), kGemmMathWarps);
       }
       ptx::fence_mbarrier_init();
     }
+    if (kConfig.fp4 && thread_index() < kFp4Shifts)
+      reinterpret_cast<u64*>(fp4_table())[thread_index()] =
+          fp4_codes(kFp4SmallestShift + static_cast<i32>(thread_index()));
     const u32 begins_at = kConfig.fp8 && !gathers() ? kGemmScaledBegin : 1;
     return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles(), begins_at);
   }

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <crossdock/gemm/block.cuh>
+#include <crossdock/gemm/scales.cuh>
 #include <crossdock/ptx/async_copy.cuh>
+#include <crossdock/ptx/bulk.cuh>
 #include <crossdock/ptx/descriptor.cuh>
 
 namespace crossdock::device {
@@ -42,14 +44,32 @@ struct GemmTileLoader {
     const i32 column = static_cast<i32>(k * (kConfig.fp8 ? 128 : 64));
     const u32 weight_row = t.expert * p.shape.columns + t.column * kGemmColumns;
     ptx::mbarrier_arrive_expect_tx(full, block.full_bytes());
-    ptx::tensor_load_2d(Block::weights(at.stage), &p.weight_map, column,
-                        static_cast<i32>(weight_row), full);
+    if constexpr (kConfig.fp4) {
+      load_blocks(t, k);
+    } else {
+      ptx::tensor_load_2d(Block::weights(at.stage), &p.weight_map, column,
+                          static_cast<i32>(weight_row), full);
+    }
     if (block.gathers()) return;
     ptx::tensor_load_2d(Block::input(at.stage), &p.input_map, column, static_cast<i32>(t.row),
                         full);
     if constexpr (kConfig.fp8)
       ptx::tensor_load_2d(Block::input_scales(at.stage), &p.input_scale_map,
-                          static_cast<i32>(t.row), static_cast<i32>(k), full);
+                          static_cast<i32>(t.row), static_cast<i32>(gemm_scale_row<kConfig>(k)),
+                          full);
+  }
+  // Of the last tile, which may have 128 columns, the same block twice.
+  CROSSDOCK_DEVICE void load_blocks(const Tile& t, u32 k) const {
+    constexpr u32 kBlocks = kGemmColumns / kFp4BlockRows;
+    const GemmShape& shape = block.p.shape;
+    const u32 blocks = shape.columns / kFp4BlockRows;
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kBlocks; ++i) {
+      const u64 row = u64{t.expert} * blocks + min_of(t.column * kBlocks + i, blocks - 1);
+      ptx::bulk_load(Block::weights(at.stage) + i * kFp4BlockBytes,
+                     block.p.weight_blocks + (row * shape.k_stages + k) * kFp4BlockBytes,
+                     kFp4BlockBytes, Block::full(at.stage));
+    }
   }
   // The math warps store nothing more, and no load is on its way when the block has ended.
   CROSSDOCK_DEVICE void give_up() const {
@@ -153,10 +173,11 @@ struct GemmGather {
       const u32 row = own_row(i);
       if (row >= kConfig.tile_rows) break;
       const float* source = Block::sources()[row].scales;
-      ptx::copy_async_4(
-          Block::input_scales(at.stage) + row,
-          source == nullptr ? block.p.input_scales : source + k * block.p.input_scale_columns,
-          source == nullptr ? 0 : 4);
+      ptx::copy_async_4(Block::input_scales(at.stage) + row,
+                        source == nullptr
+                            ? block.p.input_scales
+                            : source + gemm_scale_row<kConfig>(k) * block.p.input_scale_columns,
+                        source == nullptr ? 0 : 4);
     }
   }
 };

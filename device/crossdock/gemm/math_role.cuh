@@ -5,22 +5,28 @@
 #include <crossdock/gemm/multiply.cuh>
 #include <crossdock/gemm/swapped.cuh>
 #include <crossdock/gemm/swiglu.cuh>
+#include <crossdock/gemm/unpacked.cuh>
 #include <crossdock/role/role.cuh>
 
 namespace crossdock::device {
 
 // The main loop and what it calls when a tile is finished.
-template <GroupedGemmConfig kConfig, bool kSwapped = kConfig.swapped, bool kFp8 = kConfig.fp8>
+template <GroupedGemmConfig kConfig, bool kSwapped = kConfig.swapped, bool kFp8 = kConfig.fp8,
+          bool kFp4 = kConfig.fp4>
 struct GemmMath : GemmPlain<kConfig> {
   using GemmPlain<kConfig>::GemmPlain;
 };
 template <GroupedGemmConfig kConfig>
-struct GemmMath<kConfig, false, true> : GemmPromoted<kConfig> {
+struct GemmMath<kConfig, false, true, false> : GemmPromoted<kConfig> {
   using GemmPromoted<kConfig>::GemmPromoted;
 };
 template <GroupedGemmConfig kConfig, bool kFp8>
-struct GemmMath<kConfig, true, kFp8> : GemmSwapped<kConfig> {
+struct GemmMath<kConfig, true, kFp8, false> : GemmSwapped<kConfig> {
   using GemmSwapped<kConfig>::GemmSwapped;
+};
+template <GroupedGemmConfig kConfig>
+struct GemmMath<kConfig, true, true, true> : GemmUnpacked<kConfig> {
+  using GemmUnpacked<kConfig>::GemmUnpacked;
 };
 
 template <GroupedGemmConfig kConfig>
@@ -35,6 +41,7 @@ struct GemmMathRole {
     math.start();
     GemmRecord record = read(0);
     math.begin(record);
+    GemmBiasRow<kConfig>::fetch(block, warp, record);
     for (u32 tile = 0; tile < tiles; ++tile) {
       const bool more = tile + 1 < tiles;
       math.run(more);
@@ -46,6 +53,7 @@ struct GemmMathRole {
       }
       store(block, warp, done, math);
       math.clear();
+      if (more) GemmBiasRow<kConfig>::fetch(block, warp, record);
     }
     math.finish();
     if (warp == 0 && lane_index() == 0) block.tell_cycles();

@@ -20,7 +20,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/gemm/bias.cuh>
 #include <crossdock/gemm/block.cuh>
+#include <crossdock/gemm/scales.cuh>
 #include <crossdock/ptx/convert.cuh>
 #include <crossdock/ptx/wgmma.cuh>
 
@@ -41,44 +43,6 @@ CROSSDOCK_DEVICE void gemm_release(u32 stage) {
   ptx::mbarrier_arrive_if(GemmBlock<kConfig>::empty(stage), lane_index() == 0);
 }
 
-// The scales of a tile's weights. Each lane has those of one stage of 32 and, loaded ahead, of one
-// of the next 32; all lanes get those of a stage from the lane that has them.
-struct GemmWeightScales {
-  const float* of = nullptr;  // the first 128 columns of the tile
-  u32 second = 0;             // distance to those of the second
-  float now[2] = {0, 0}, next[2] = {0, 0};
-
-  // A new tile.
-  CROSSDOCK_DEVICE void begin(const GroupedGemmParams& p, const GemmRecord& r) {
-    const u32 groups = p.shape.columns / kGemmScaleGroup;
-    const u32 first = r.column / kGemmScaleGroup;
-    of = p.weight_scales + (u64{r.expert} * groups + first) * p.shape.scale_groups;
-    second = first + 1 < groups ? p.shape.scale_groups : 0;  // the last tile may have 128 columns
-    load(0, p.shape.k_stages, now);
-    load(kWarpSize, p.shape.k_stages, next);
-  }
-  CROSSDOCK_DEVICE float first_of(u32 stage) const {
-    return ptx::shuffle(kFullMask, now[0], stage % kWarpSize);
-  }
-  CROSSDOCK_DEVICE float second_of(u32 stage) const {
-    return ptx::shuffle(kFullMask, now[1], stage % kWarpSize);
-  }
-  // Stage `stage` of `stages` is done.
-  CROSSDOCK_DEVICE void advance(u32 stage, u32 stages) {
-    const bool last = stage % kWarpSize == kWarpSize - 1;
-    now[0] = last ? next[0] : now[0];
-    now[1] = last ? next[1] : now[1];
-    load(stage + 1 + kWarpSize, stages, next, last);
-  }
-
- private:
-  CROSSDOCK_DEVICE void load(u32 stage, u32 stages, float (&to)[2], bool condition = true) const {
-    const u32 mine = min_of(stage + lane_index(), stages - 1);
-    ptx::ld_nc_if(to[0], of + mine, condition);
-    ptx::ld_nc_if(to[1], of + second + mine, condition);
-  }
-};
-
 template <GroupedGemmConfig kConfig>
 struct GemmPromoted {
   using Block = GemmBlock<kConfig>;
@@ -89,7 +53,7 @@ struct GemmPromoted {
   const Block& block;
   float sum[kRegisters];
   float part[64];
-  GemmWeightScales weight_scales;
+  GemmWeightScales<kConfig> weight_scales;
   typename Block::Cursor at = {};
   u32 input_low, weight_low;
   u32 group;
@@ -138,6 +102,7 @@ struct GemmPromoted {
       promote<kHalves - 1>(scales);
       issue(at.stage, 0);
     }
+    GemmBiasRow<kConfig>::add(block, sum);
   }
   // Two values of a row, rounded: registers 2 * i and 2 * i + 1.
   CROSSDOCK_DEVICE u32 pair(u32 i) const {
@@ -152,8 +117,8 @@ struct GemmPromoted {
   };
   CROSSDOCK_DEVICE Scales load_scales(u32 stage, u32 k) const {
     const float* rows = Block::input_scales(stage) + row;
-    return {ptx::ld_shared(rows), ptx::ld_shared(rows + 8), weight_scales.first_of(k),
-            weight_scales.second_of(k)};
+    return {gemm_input_scale<kConfig>(rows, k), gemm_input_scale<kConfig>(rows + 8, k),
+            weight_scales.first_of(k), weight_scales.second_of(k)};
   }
   CROSSDOCK_DEVICE void issue(u32 stage, u32 half) {
     const u64 a = gemm_descriptor(input_low + stage * (Block::kShared.input_bytes / 16));
@@ -224,6 +189,7 @@ struct GemmPlain {
     }
     ptx::wgmma_wait<0>(sum);
     gemm_release<kConfig>(before);
+    GemmBiasRow<kConfig>::add(block, sum);
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kRegisters / 2; ++i)
       rounded[i] = ptx::bf16x2_from_f32(sum[2 * i], sum[2 * i + 1]);

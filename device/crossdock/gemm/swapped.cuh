@@ -22,11 +22,16 @@ struct GemmSwapped {
   const Block& block;
   float sum[kPieces][kRegisters];
   float part[kPieces][kRegisters];
-  GemmWeightScales weight_scales;
+  GemmWeightScales<kConfig> weight_scales;
   typename Block::Cursor at = {};
   u32 group;
+  u32 column;                   // the thread's first of the tile
+  float bias[kPieces][2] = {};  // of the thread's columns, 8 apart
 
-  CROSSDOCK_DEVICE GemmSwapped(const Block& of, u32 warp) : block(of), group(warp / 4) { clear(); }
+  CROSSDOCK_DEVICE GemmSwapped(const Block& of, u32 warp)
+      : block(of), group(warp / 4), column(group * 128 + warp % 4 * 16 + lane_index() / 4) {
+    clear();
+  }
   CROSSDOCK_DEVICE void clear() {
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kPieces * kRegisters; ++i)
@@ -35,6 +40,10 @@ struct GemmSwapped {
   CROSSDOCK_DEVICE void start() { block.wait_full(at); }
   CROSSDOCK_DEVICE void begin(const GemmRecord& r) {
     if constexpr (kConfig.fp8) weight_scales.begin(block.p, r);
+    if (block.p.bias.values == nullptr) return;
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kPieces * 2; ++i)
+      bias[i / 2][i % 2] = gemm_bias(block.p, r.expert, r.column + column + i / 2 * 64 + i % 2 * 8);
   }
   CROSSDOCK_DEVICE void run(bool more) {
     const u32 stages = block.p.shape.k_stages;
@@ -55,10 +64,11 @@ struct GemmSwapped {
       at.advance();
       if (k + 1 < stages || more) block.wait_full(at);
     }
+    if (block.p.bias.values != nullptr) add_bias();
   }
   CROSSDOCK_DEVICE void finish() {}
 
- private:
+ protected:
   struct Scales {
     float columns[2];            // of register pairs: 8 columns apart
     float rows[kRegisters / 2];  // [group of 8]{2}
@@ -72,7 +82,7 @@ struct GemmSwapped {
     s.columns[1] = kConfig.swiglu || group == 1 ? second : first;
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kRegisters / 2; ++i)
-      s.rows[i] = ptx::ld_shared(rows + i / 2 * 8 + i % 2);
+      s.rows[i] = gemm_input_scale<kConfig>(rows + i / 2 * 8 + i % 2, k);
     return s;
   }
   CROSSDOCK_DEVICE void issue(float (&to)[kPieces][kRegisters], bool accumulate) {
@@ -101,6 +111,11 @@ struct GemmSwapped {
   CROSSDOCK_DEVICE static void wait(float (&of)[kPieces][kRegisters]) {
     ptx::wgmma_wait<0>(of[0]);
     ptx::pin_accumulators(of[1]);
+  }
+  CROSSDOCK_DEVICE void add_bias() {
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kPieces * kRegisters; ++i)
+      sum[i / kRegisters][i % kRegisters] += bias[i / kRegisters][i % kRegisters / 2 % 2];
   }
   CROSSDOCK_DEVICE void promote(const Scales& s) {
     CROSSDOCK_UNROLL
@@ -241,11 +256,9 @@ struct GemmSwappedStore {
       CROSSDOCK_UNROLL
       for (u32 w = 0; w < kGemmMathWarps; ++w)
         peak = larger(peak, peaks[row * kGemmMathWarps + w]);
-      const E4m3Scale s = E4m3Scale::of(peak);
+      const E4m3Scale s = E4m3Scale::of(peak, kConfig.ue8m0);
       if (warp == 0 && lane < 4 && row < r.rows)
-        ptx::st_weak(block.p.output.scales +
-                         r.column / kGemmColumns * block.p.output.scale_columns + r.row + row,
-                     s.scale);
+        gemm_store_scale<kConfig>(block.p.output, r, row, s.scale);
       const u32 codes = ptx::e4m3x2_from_f32(values[0][i] * s.inverse, values[1][i] * s.inverse);
       bytes[row * 16 + lane / 4] = static_cast<u8>(codes);
       bytes[row * 16 + 8 + lane / 4] = static_cast<u8>(codes >> 8);

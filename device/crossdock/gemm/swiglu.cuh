@@ -4,11 +4,12 @@
 //   value = silu(min(gate, clamp)) * clamp(up, -clamp, clamp) * weight of the row
 //
 // gate and up as rounded to bf16, the rest in fp32. With e4m3 the 128 values that a row has in a
-// tile share one scale: their largest magnitude (at least 1e-10) divided by 448. With bf16 they are
-// rounded.
+// tile share one scale: their largest magnitude (at least 1e-10) divided by 448, of ue8m0 the next
+// power of two. With bf16 they are rounded.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/gemm/scales.cuh>
 #include <crossdock/gemm/store.cuh>
 
 namespace crossdock::device {
@@ -30,11 +31,26 @@ CROSSDOCK_DEVICE float swiglu(float gate, float up, float clamp, float weight) {
 // What a peak of 128 values makes of them.
 struct E4m3Scale {
   float scale, inverse;
-  CROSSDOCK_DEVICE static E4m3Scale of(float peak) {
-    const float scale = (peak > kSmallestPeak ? peak : kSmallestPeak) / kLargestE4m3;
+  // `ue8m0`: the next power of two.
+  CROSSDOCK_DEVICE static E4m3Scale of(float peak, bool ue8m0) {
+    float scale = (peak > kSmallestPeak ? peak : kSmallestPeak) / kLargestE4m3;
+    if (ue8m0) scale = ptx::f32_from_ue8m0(ptx::ue8m0_from_f32(scale));
     return {scale, 1.0f / scale};
   }
 };
+// The scale of a row's values in a tile; ue8m0 as a byte of a word that four tiles share.
+template <GroupedGemmConfig kConfig>
+CROSSDOCK_DEVICE void gemm_store_scale(const GemmOutput& out, const GemmRecord& r, u32 row,
+                                       float scale) {
+  const u32 group = r.column / kGemmColumns;
+  if constexpr (kConfig.ue8m0) {
+    const u64 word = group / kScalesOfWord * out.scale_columns + r.row + row;
+    u8* bytes = reinterpret_cast<u8*>(out.scales) + word * 4;
+    ptx::st_weak(bytes + group % kScalesOfWord, static_cast<u8>(ptx::ue8m0_from_f32(scale)));
+  } else {
+    ptx::st_weak(out.scales + group * out.scale_columns + r.row + row, scale);
+  }
+}
 CROSSDOCK_DEVICE float magnitude(float x) {
   return x < 0 ? -x : x;
 }
@@ -131,7 +147,8 @@ struct GemmSwigluStore {
     if constexpr (!Part::kWide) exchange(warp, peaks);
     const Part part(warp);
     if (part.row >= r.rows) return;
-    const E4m3Scale scales[2] = {E4m3Scale::of(peaks[0]), E4m3Scale::of(peaks[1])};
+    const E4m3Scale scales[2] = {E4m3Scale::of(peaks[0], kConfig.ue8m0),
+                                 E4m3Scale::of(peaks[1], kConfig.ue8m0)};
     store_scales(block, r, part, scales);
     const u32 lane = ptx::forgotten(lane_index());
     const GemmStaging staging{Block::staging(warp)};
@@ -170,12 +187,10 @@ struct GemmSwigluStore {
   CROSSDOCK_DEVICE static void store_scales(const Block& block, const GemmRecord& r,
                                             const Part& part, const E4m3Scale (&scales)[2]) {
     if (lane_index() % 4 != 0 || part.column != 0) return;
-    const GemmOutput& out = block.p.output;
-    float* to = out.scales + r.column / kGemmColumns * out.scale_columns + r.row;
     CROSSDOCK_UNROLL
     for (u32 row = 0; row < 2; ++row) {
       const u32 at = part.row + lane_index() / 4 + 8 * row;
-      if (at < r.rows) ptx::st_weak(to + at, scales[row].scale);
+      if (at < r.rows) gemm_store_scale<kConfig>(block.p.output, r, at, scales[row].scale);
     }
   }
   // 128 bytes of each row; 64 where two warps have the row.

@@ -26,7 +26,6 @@ CROSSDOCK_HOST_DEVICE constexpr u32 wgmma_check_shared_bytes(u32 n) {
 
 template <WgmmaCheckConfig kConfig>
 struct WgmmaCheck {
-  static_assert(!(kConfig.fp8 && kConfig.a_registers));
   static constexpr u32 kRegisters = kConfig.n / 2;
   static constexpr u32 kTileBytes = wgmma_check_a_bytes() + kConfig.n * kWgmmaRowBytes;
 
@@ -66,8 +65,8 @@ struct WgmmaCheck {
     }
     ptx::sync_threads();
   }
-  // A's fragment for one k16 step: rows 16 * warp + lane / 4 and 8 below, k pairs at lane % 4 and 8
-  // further.
+  // A's fragment for one step of 32 bytes of K: rows 16 * warp + lane / 4 and 8 below, 4 bytes at
+  // lane % 4 and 16 further.
   CROSSDOCK_DEVICE static void fragment(u32 step, u32 (&a)[4]) {
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -90,7 +89,9 @@ struct WgmmaCheck {
     CROSSDOCK_UNROLL
     for (u32 step = 0; step < 4; ++step) {
       const bool add = accumulate || step != 0;
-      if constexpr (kConfig.fp8) {
+      if constexpr (kConfig.fp8 && kConfig.a_registers) {
+        ptx::wgmma_e4m3(d, fragments[step], ptx::advanced(b, 32 * step), add);
+      } else if constexpr (kConfig.fp8) {
         ptx::wgmma_e4m3(d, ptx::advanced(a, 32 * step), ptx::advanced(b, 32 * step), add);
       } else if constexpr (kConfig.a_registers) {
         ptx::wgmma_bf16(d, fragments[step], ptx::advanced(b, 32 * step), add);

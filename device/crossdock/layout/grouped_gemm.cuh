@@ -9,6 +9,7 @@
 #pragma once
 
 #include <crossdock/layout/fault.cuh>
+#include <crossdock/layout/fp4_weights.cuh>
 
 namespace crossdock::device {
 
@@ -29,9 +30,11 @@ inline constexpr u32 kGemmThreads = (kGemmMathWarps + kGemmLoadWarps) * kWarpSiz
 struct GroupedGemmConfig {
   u32 tile_rows;  // 128, 64; swapped: 32, 16 or 8
   u32 stages;
-  bool fp8;      // e4m3 with scales; else bf16
-  bool swapped;  // the weights are wgmma's A operand: for few rows an expert
-  bool swiglu;   // columns are gate and up; else they are stored as bf16
+  bool fp8 = false;      // e4m3 with scales; else bf16
+  bool swapped = false;  // the weights are wgmma's A operand: for few rows an expert
+  bool swiglu = false;   // columns are gate and up; else they are stored as bf16
+  bool ue8m0 = false;    // scales are powers of two in a byte; else f32
+  bool fp4 = false;      // weights in e2m1, swapped; the input in e4m3
 };
 
 // Where the rows of each expert are.
@@ -51,7 +54,7 @@ struct GemmShape {
 struct GemmOutput {
   u8* rows;
   u32 row_stride;  // bytes
-  // With swiglu and fp8: [columns / 256][scale_columns].
+  // With swiglu and fp8: [columns / 256][scale_columns], or like those of the input.
   float* scales;
   u64 scale_columns;
 };
@@ -61,21 +64,31 @@ struct GemmSwiglu {
   bool fast;                 // approximate exponential and reciprocal
 };
 
+// Added to the sums of each column before they are rounded; columns as the weights have them.
+struct GemmBias {
+  const u8* values;  // [experts][columns], 16-byte aligned; null: none
+  bool bf16;         // else f32
+};
+
 struct GroupedGemmParams {
   LaunchCommon common;
   TensorMap input_map;        // not gathered: box tile_rows x 128 bytes, swizzle 128
-  TensorMap weight_map;       // box 256 x 128 bytes, swizzle 128
+  TensorMap weight_map;       // not fp4: box 256 x 128 bytes, swizzle 128
   TensorMap input_scale_map;  // fp8, not gathered: box tile_rows of [scale_groups][rows]
   const u8* input_rows;       // gathered
   u64 input_row_stride;       // bytes
   u32 input_count;            // rows that there are
-  const float* input_scales;  // fp8, gathered: [scale_groups][input_scale_columns]
+  // fp8, gathered: [scale_groups][input_scale_columns]. Of ue8m0 four groups are in a word, the
+  // first in its lowest byte: [scale_groups / 4, rounded up][input_scale_columns].
+  const float* input_scales;
   u64 input_scale_columns;
-  const float* weight_scales;  // fp8: [experts][columns / 128][scale_groups]
+  const void* weight_scales;  // fp8: [experts][columns / 128][scale_groups] f32 or bytes of ue8m0
+  const u8* weight_blocks;    // fp4: [experts][columns / 128][k_stages] blocks
   GemmRows rows;
   GemmShape shape;
   GemmOutput output;
   GemmSwiglu swiglu;
+  GemmBias bias;
   u64* cycles;  // [blocks]: how long each was at it; null: not wanted
 };
 
@@ -90,16 +103,18 @@ struct alignas(16) GemmRecord {
 // Offsets of the parts of shared memory.
 struct GemmShared {
   u32 input, weights, staging, input_scales, full, empty, records, begin, sources;
-  u32 exchange, table, bytes;
-  u32 input_bytes, input_scale_bytes;  // of a stage
+  u32 exchange, table, fp4_table, bytes;
+  u32 input_bytes, weight_bytes, input_scale_bytes;  // of a stage
 };
 CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemmConfig& c) {
   GemmShared s{};
   s.input_bytes = c.tile_rows * kGemmStageBytes;
+  s.weight_bytes =
+      c.fp4 ? kGemmColumns / kFp4BlockRows * kFp4BlockBytes : kGemmColumns * kGemmStageBytes;
   s.input_scale_bytes = round_up(c.tile_rows * 4, 128u);
   s.input = 0;
   s.weights = s.input + c.stages * s.input_bytes;
-  s.staging = s.weights + c.stages * kGemmColumns * kGemmStageBytes;
+  s.staging = s.weights + c.stages * s.weight_bytes;
   s.input_scales = s.staging + kGemmMathWarps * 2048;
   s.full = s.input_scales + (c.fp8 ? c.stages * s.input_scale_bytes : 0);
   s.empty = s.full + c.stages * 8;
@@ -108,7 +123,8 @@ CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemm
   s.sources = s.begin + 16;
   s.exchange = s.sources + c.tile_rows * 16;
   s.table = s.exchange + (c.swiglu && c.fp8 ? 1024 : 0);
-  s.bytes = s.table + (3 * kGemmMaxExperts + 1) * 4;
+  s.fp4_table = round_up(s.table + (3 * kGemmMaxExperts + 1) * 4, 8u);
+  s.bytes = s.fp4_table + (c.fp4 ? kFp4Shifts * 8 : 0);
   return s;
 }
 

@@ -46,6 +46,20 @@ CROSSDOCK_DEVICE F32x2 f32_from_bf16x2(u32 packed) {
   return {bit_cast<float>(packed << 16), bit_cast<float>(packed & 0xffff0000u)};
 }
 
+// Four of the eight bytes of `a` and, above, `b`: of each nibble of the selector's lower half, the
+// lower three bits say which; the fourth is 0.
+CROSSDOCK_DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
+#if CROSSDOCK_ON_GPU
+  return __byte_perm(a, b, selector);
+#else
+  const u64 bytes = u64{b} << 32 | a;
+  u32 out = 0;
+  for (u32 i = 0; i < 4; ++i)
+    out |= static_cast<u32>(bytes >> (selector >> (4 * i) & 7u) * 8 & 0xffu) << (8 * i);
+  return out;
+#endif
+}
+
 // ---- formats with an instruction --------------------------------------------------------------
 
 #if CROSSDOCK_ON_GPU

@@ -143,6 +143,18 @@ CROSSDOCK_DEVICE void ld_nc_if(float& v, const float* p, bool condition) {
       : "l"(p), "r"(static_cast<u32>(condition))
       : "memory");
 }
+CROSSDOCK_DEVICE void ld_nc_if(u32& v, const u8* p, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "@p ld.global.nc.u8 %0, [%1];\n}"
+      : "+r"(v)
+      : "l"(p), "r"(static_cast<u32>(condition))
+      : "memory");
+}
+CROSSDOCK_DEVICE void st_weak(u8* p, u8 v) {
+  asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "r"(u32{v}) : "memory");
+}
 CROSSDOCK_DEVICE U32x4 ld_nc_hint(const U32x4* p, CachePolicy policy) {
   U32x4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
@@ -172,6 +184,14 @@ CROSSDOCK_DEVICE u32 ld_shared(const u32* p) {
 CROSSDOCK_DEVICE float ld_shared(const float* p) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(shared_address(p)) : "memory");
+  return v;
+}
+CROSSDOCK_DEVICE U32x2 ld_shared(const U32x2* p) {
+  U32x2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "r"(shared_address(p))
+               : "memory");
   return v;
 }
 CROSSDOCK_DEVICE U32x4 ld_shared(const U32x4* p) {
@@ -211,6 +231,12 @@ CROSSDOCK_DEVICE CachePolicy evict_last_policy() {
 }
 CROSSDOCK_DEVICE void ld_nc_if(float& v, const float* p, bool condition CROSSDOCK_SITE) {
   if (condition) v = twin::hooks::load_as(p, kNonCoherentAccess, site);
+}
+CROSSDOCK_DEVICE void ld_nc_if(u32& v, const u8* p, bool condition CROSSDOCK_SITE) {
+  if (condition) v = twin::hooks::load_as(p, kNonCoherentAccess, site);
+}
+CROSSDOCK_DEVICE void st_weak(u8* p, u8 v CROSSDOCK_SITE) {
+  twin::hooks::store_as(p, v, kWeakAccess, site);
 }
 CROSSDOCK_DEVICE U32x4 ld_nc_hint(const U32x4* p, CachePolicy CROSSDOCK_SITE) {
   return twin::hooks::load_as(p, kNonCoherentAccess, site);

@@ -1,7 +1,7 @@
 // Warpgroup matrix multiply: D[64][n] (+)= A[64][k] * B[n][k]^T with fp32 accumulators, k = 16 bf16
-// or 32 e4m3 elements. A and B lie in shared memory (descriptor.cuh); for bf16 A may be in
-// registers. All 128 threads of a warpgroup call it together. n is n / 2 = the size of the
-// accumulator array: 8, 16, 32, 64, 96, 128, 192 or 256.
+// or 32 e4m3 elements. A and B lie in shared memory (descriptor.cuh), or A in registers. All 128
+// threads of a warpgroup call it together. n is n / 2 = the size of the accumulator array: 8, 16,
+// 32, 64, 96, 128, 192 or 256.
 //
 //   wgmma_fence();                        registers written before are ready
 //   wgmma_e4m3(d, a, b, k != 0); ...      asynchronous: d, A and B are in use from here
@@ -72,37 +72,46 @@ CROSSDOCK_DEVICE u32 forgotten(u32 value) {
 #define CROSSDOCK_D128(d, i) CROSSDOCK_D64(d, i), CROSSDOCK_D64(d, i + 64)
 
 // The three instructions for one n with r = n / 2 registers.
-#define CROSSDOCK_PTX_WGMMA(n, r)                                                            \
-  template <bool kTransposeA = false, bool kTransposeB = false>                              \
-  CROSSDOCK_DEVICE void wgmma_bf16(float(&d)[r], u64 a, u64 b, bool accumulate) {            \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_SS_##r            \
-                 ", 0;\n"                                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" #n                                      \
-                 "k16.f32.bf16.bf16 " CROSSDOCK_WGMMA_SS_##r ";\n}"                          \
-                 : CROSSDOCK_D##r(d, 0)                                                      \
-                 : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)),                        \
-                   "n"(static_cast<int>(kTransposeA)), "n"(static_cast<int>(kTransposeB))    \
-                 : "memory");                                                                \
-  }                                                                                          \
-  template <bool kTransposeB = false>                                                        \
-  CROSSDOCK_DEVICE void wgmma_bf16(float(&d)[r], const u32(&a)[4], u64 b, bool accumulate) { \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_RS_##r            \
-                 ", 0;\n"                                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" #n                                      \
-                 "k16.f32.bf16.bf16 " CROSSDOCK_WGMMA_RS_##r ";\n}"                          \
-                 : CROSSDOCK_D##r(d, 0)                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                       \
-                   "r"(static_cast<u32>(accumulate)), "n"(static_cast<int>(kTransposeB))     \
-                 : "memory");                                                                \
-  }                                                                                          \
-  CROSSDOCK_DEVICE void wgmma_e4m3(float(&d)[r], u64 a, u64 b, bool accumulate) {            \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_SS_##r            \
-                 ", 0;\n"                                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" #n                                      \
-                 "k32.f32.e4m3.e4m3 " CROSSDOCK_WGMMA_SS8_##r ";\n}"                         \
-                 : CROSSDOCK_D##r(d, 0)                                                      \
-                 : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate))                         \
-                 : "memory");                                                                \
+#define CROSSDOCK_PTX_WGMMA(n, r)                                                                  \
+  template <bool kTransposeA = false, bool kTransposeB = false>                                    \
+  CROSSDOCK_DEVICE void wgmma_bf16(float(&d)[r], u64 a, u64 b, bool accumulate) {                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_SS_##r                  \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n                                            \
+                 "k16.f32.bf16.bf16 " CROSSDOCK_WGMMA_SS_##r ";\n}"                                \
+                 : CROSSDOCK_D##r(d, 0)                                                            \
+                 : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)),                              \
+                   "n"(static_cast<int>(kTransposeA)), "n"(static_cast<int>(kTransposeB))          \
+                 : "memory");                                                                      \
+  }                                                                                                \
+  template <bool kTransposeB = false>                                                              \
+  CROSSDOCK_DEVICE void wgmma_bf16(float(&d)[r], const u32(&a)[4], u64 b, bool accumulate) {       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_RS_##r                  \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n                                            \
+                 "k16.f32.bf16.bf16 " CROSSDOCK_WGMMA_RS_##r ";\n}"                                \
+                 : CROSSDOCK_D##r(d, 0)                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
+                   "r"(static_cast<u32>(accumulate)), "n"(static_cast<int>(kTransposeB))           \
+                 : "memory");                                                                      \
+  }                                                                                                \
+  CROSSDOCK_DEVICE void wgmma_e4m3(float(&d)[r], u64 a, u64 b, bool accumulate) {                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_SS_##r                  \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n                                            \
+                 "k32.f32.e4m3.e4m3 " CROSSDOCK_WGMMA_SS8_##r ";\n}"                               \
+                 : CROSSDOCK_D##r(d, 0)                                                            \
+                 : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate))                               \
+                 : "memory");                                                                      \
+  }                                                                                                \
+  CROSSDOCK_DEVICE void wgmma_e4m3(float(&d)[r], const u32(&a)[4], u64 b, bool accumulate) {       \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, " CROSSDOCK_WGMMA_SCALE_RS_##r                           \
+        ", 0;\n"                                                                                   \
+        "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 " CROSSDOCK_WGMMA_RS8_##r ";\n}" \
+        : CROSSDOCK_D##r(d, 0)                                                                     \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(accumulate))    \
+        : "memory");                                                                               \
   }
 CROSSDOCK_PTX_WGMMA(8, 4)
 CROSSDOCK_PTX_WGMMA(16, 8)
@@ -183,6 +192,14 @@ CROSSDOCK_DEVICE void wgmma_e4m3(float (&d)[kRegisters], u64 a, u64 b,
                                  bool accumulate CROSSDOCK_SITE) {
   static_assert(wgmma_width_exists<kRegisters>());
   twin::hooks::wgmma_ss(
+      d, a, b,
+      {2 * kRegisters, twin::hooks::Element::kE4m3, twin::hooks::Element::kE4m3, accumulate}, site);
+}
+template <std::size_t kRegisters>
+CROSSDOCK_DEVICE void wgmma_e4m3(float (&d)[kRegisters], const u32 (&a)[4], u64 b,
+                                 bool accumulate CROSSDOCK_SITE) {
+  static_assert(wgmma_width_exists<kRegisters>());
+  twin::hooks::wgmma_rs(
       d, a, b,
       {2 * kRegisters, twin::hooks::Element::kE4m3, twin::hooks::Element::kE4m3, accumulate}, site);
 }

@@ -2,8 +2,8 @@
 // for R = N / 2 accumulator registers, which are the operands 0 to R - 1 of the asm statement:
 //   SS: R descriptor A, R+1 descriptor B, R+2 scale-d, R+3 and R+4 transpose A and B
 //   RS: R to R+3 registers of A, R+4 descriptor B, R+5 scale-d, R+6 transpose B
-// `SCALE` is the operand that says whether to accumulate, `SS8` the form for 8-bit elements, which
-// cannot be transposed.
+// `SCALE` is the operand that says whether to accumulate, `SS8` and `RS8` the forms for 8-bit
+// elements, which cannot be transposed.
 // SPDX-License-Identifier: Apache-2.0
 // clang-format off
 #pragma once
@@ -14,8 +14,9 @@
 #define CROSSDOCK_WGMMA_SS8_4 \
   "{%0, %1, %2, %3}, %4, %5, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_4 CROSSDOCK_WGMMA_SS8_4 ", %7, %8"
-#define CROSSDOCK_WGMMA_RS_4 \
-  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10"
+#define CROSSDOCK_WGMMA_RS8_4 \
+  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_4 CROSSDOCK_WGMMA_RS8_4 ", %10"
 
 // n = 16
 #define CROSSDOCK_WGMMA_SCALE_SS_8 "%10"
@@ -23,8 +24,9 @@
 #define CROSSDOCK_WGMMA_SS8_8 \
   "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_8 CROSSDOCK_WGMMA_SS8_8 ", %11, %12"
-#define CROSSDOCK_WGMMA_RS_8 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, %14"
+#define CROSSDOCK_WGMMA_RS8_8 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_8 CROSSDOCK_WGMMA_RS8_8 ", %14"
 
 // n = 32
 #define CROSSDOCK_WGMMA_SCALE_SS_16 "%18"
@@ -32,9 +34,10 @@
 #define CROSSDOCK_WGMMA_SS8_16 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_16 CROSSDOCK_WGMMA_SS8_16 ", %19, %20"
-#define CROSSDOCK_WGMMA_RS_16 \
+#define CROSSDOCK_WGMMA_RS8_16 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, " \
-  "%19}, %20, p, 1, 1, %22"
+  "%19}, %20, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_16 CROSSDOCK_WGMMA_RS8_16 ", %22"
 
 // n = 64
 #define CROSSDOCK_WGMMA_SCALE_SS_32 "%34"
@@ -43,10 +46,11 @@
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_32 CROSSDOCK_WGMMA_SS8_32 ", %35, %36"
-#define CROSSDOCK_WGMMA_RS_32 \
+#define CROSSDOCK_WGMMA_RS8_32 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, " \
-  "1, 1, %38"
+  "1, 1"
+#define CROSSDOCK_WGMMA_RS_32 CROSSDOCK_WGMMA_RS8_32 ", %38"
 
 // n = 96
 #define CROSSDOCK_WGMMA_SCALE_SS_48 "%50"
@@ -56,10 +60,11 @@
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
   "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_48 CROSSDOCK_WGMMA_SS8_48 ", %51, %52"
-#define CROSSDOCK_WGMMA_RS_48 \
+#define CROSSDOCK_WGMMA_RS8_48 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, {%48, %49, %50, %51}, %52, p, 1, 1, %54"
+  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, {%48, %49, %50, %51}, %52, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_48 CROSSDOCK_WGMMA_RS8_48 ", %54"
 
 // n = 128
 #define CROSSDOCK_WGMMA_SCALE_SS_64 "%66"
@@ -70,11 +75,12 @@
   "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
   "%56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_64 CROSSDOCK_WGMMA_SS8_64 ", %67, %68"
-#define CROSSDOCK_WGMMA_RS_64 \
+#define CROSSDOCK_WGMMA_RS8_64 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
   "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
-  "%56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, %70"
+  "%56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_64 CROSSDOCK_WGMMA_RS8_64 ", %70"
 
 // n = 192
 #define CROSSDOCK_WGMMA_SCALE_SS_96 "%98"
@@ -87,13 +93,14 @@
   "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
   "%92, %93, %94, %95}, %96, %97, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_96 CROSSDOCK_WGMMA_SS8_96 ", %99, %100"
-#define CROSSDOCK_WGMMA_RS_96 \
+#define CROSSDOCK_WGMMA_RS8_96 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
   "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
   "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, " \
   "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
-  "%92, %93, %94, %95}, {%96, %97, %98, %99}, %100, p, 1, 1, %102"
+  "%92, %93, %94, %95}, {%96, %97, %98, %99}, %100, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_96 CROSSDOCK_WGMMA_RS8_96 ", %102"
 
 // n = 256
 #define CROSSDOCK_WGMMA_SCALE_SS_128 "%130"
@@ -108,7 +115,7 @@
   "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
   "%123, %124, %125, %126, %127}, %128, %129, p, 1, 1"
 #define CROSSDOCK_WGMMA_SS_128 CROSSDOCK_WGMMA_SS8_128 ", %131, %132"
-#define CROSSDOCK_WGMMA_RS_128 \
+#define CROSSDOCK_WGMMA_RS8_128 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
   "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
@@ -116,4 +123,5 @@
   "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
   "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, " \
   "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
-  "%123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, 1, 1, %134"
+  "%123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, 1, 1"
+#define CROSSDOCK_WGMMA_RS_128 CROSSDOCK_WGMMA_RS8_128 ", %134"

@@ -9,8 +9,9 @@
 // masked ([experts][expert_rows], `counts` valid ones) and gathered (a list names the input's row
 // for each place: the rows that a dispatch delivered are used where they are).
 //
-// bf16 x bf16, or e4m3 x e4m3 with an fp32 scale for 1 x 128 values of the input and 128 x 128 of
-// the weights; either is added up in fp32, e4m3 exactly promoted every 128 values. Results do not
+// bf16 x bf16, or e4m3 x e4m3 with a scale for 1 x 128 values of the input and 128 x 128 of the
+// weights, or e4m3 x e2m1, whose weights become e4m3 in the kernel; all are added up in fp32, e4m3
+// exactly promoted every 128 values. Results do not
 // depend on the grid, the layout or what runs beside: the same bits every time. Single-owner.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -39,25 +40,42 @@ using StreamPtr = void*;
 enum class Format : std::uint8_t {
   kBf16 = 0,
   kE4m3 = 1,  // with scales
+  kE2m1 = 2,  // weights only: fp4 as Weights::prepare() packs it, with scales
+};
+
+// Of all scales of a call: those of the input, of the weights, and of the output.
+enum class ScaleType : std::uint8_t {
+  kF32 = 0,
+  kUe8m0 = 1,  // 2^(code - 127) in a byte, 255: NaN
+};
+
+// Of plain numbers: biases, and matrices from checkpoints.
+enum class Number : std::uint8_t {
+  kF32 = 0,
+  kBf16 = 1,
+  kE4m3 = 2,  // with scales for 128 x 128 values
 };
 
 // The weights of all experts of a rank, K-major and dense.
 struct GemmWeights {
   Format format = Format::kBf16;
-  const void* rows = nullptr;     // [experts][n][k], 16-byte aligned
-  const float* scales = nullptr;  // e4m3: [experts][n / 128][k / 128]
-  std::uint32_t experts = 0;      // of the rank, 1 to 512
-  std::uint32_t n = 0;            // columns of the result, a multiple of 128 (gate and up: of 256)
-  std::uint32_t k = 0;            // a multiple of 128
+  // [experts][n][k], 16-byte aligned; e2m1: [experts][n / 128][k / 128] blocks of 8704 bytes
+  const void* rows = nullptr;
+  const void* scales = nullptr;  // not bf16: [experts][n / 128][k / 128]
+  std::uint32_t experts = 0;     // of the rank, 1 to 512
+  std::uint32_t n = 0;           // columns of the result, a multiple of 128 (gate and up: of 256)
+  std::uint32_t k = 0;           // a multiple of 128
 };
 
-// Rows of the same format as the weights. Rows that no group names are never read as numbers: they
-// may hold anything.
+// Rows of the same format as the weights, of e4m3 with weights of e2m1. Rows that no group names
+// are never read as numbers: they may hold anything.
 struct GemmInput {
-  const void* rows = nullptr;       // [count][k], 16-byte aligned
-  std::uint32_t count = 0;          // rows there is memory for
-  std::uint64_t row_stride = 0;     // bytes, a multiple of 16; 0: dense
-  const float* scales = nullptr;    // e4m3: [k / 128][scale_columns], a column for each row
+  const void* rows = nullptr;    // [count][k], 16-byte aligned
+  std::uint32_t count = 0;       // rows there is memory for
+  std::uint64_t row_stride = 0;  // bytes, a multiple of 16; 0: dense
+  // e4m3: [k / 128][scale_columns], a column for each row. kUe8m0: words of 4 bytes, each with the
+  // scales of 4 x 128 values, the first in the lowest byte: [k / 512, rounded up][scale_columns].
+  const void* scales = nullptr;
   std::uint64_t scale_columns = 0;  // a multiple of 4, at least count; 0: count
 };
 
@@ -78,19 +96,27 @@ struct GemmGroups {
 // their scales in turns too: of 256 rows, the first scale is that of the 128 gates, the second that
 // of the ups. The result is n / 2 columns wide: silu(gate) * up * weight of the row, from gate and
 // up as rounded to bf16. Stored as bf16, or as e4m3 with a scale for 128 values: their largest
-// magnitude (at least 1e-10) divided by 448.
+// magnitude (at least 1e-10) divided by 448, with kUe8m0 the next power of two.
 struct Swiglu {
   float clamp = std::numeric_limits<float>::infinity();  // gate <= clamp, -clamp <= up <= clamp
   bool fast = false;                                     // approximate exponential and reciprocal
   const float* row_weights = nullptr;                    // [places]; null: 1
 };
 
+// Added in fp32 to the sums of each column before they are rounded to bf16, in every epilogue;
+// memory of the GPU. With Swiglu its columns are gate and up in groups of 8, like those of the
+// weights.
+struct Bias {
+  const void* values = nullptr;  // [experts][n], 16-byte aligned
+  Number number = Number::kF32;  // or kBf16
+};
+
 // A row for each place, written where the place is valid.
 struct GemmOutput {
-  Format format = Format::kBf16;    // e4m3 only after Swiglu of e4m3
+  Format format = Format::kBf16;    // e4m3 after Swiglu, unless the weights are bf16
   void* rows = nullptr;             // 16-byte aligned
   std::uint64_t row_stride = 0;     // bytes, a multiple of 16; 0: dense
-  float* scales = nullptr;          // e4m3: [columns / 128][scale_columns]
+  void* scales = nullptr;           // e4m3: like GemmInput::scales, of columns / 128
   std::uint64_t scale_columns = 0;  // at least the places; 0: as many
 };
 
@@ -110,12 +136,15 @@ struct GemmCall {
   GemmGroups groups = {};
   GemmOutput output = {};
   std::optional<Swiglu> swiglu = {};
+  std::optional<Bias> bias = {};
+  ScaleType scale_type = ScaleType::kF32;
   GemmTile tile = GemmTile::kAuto;
   // Rows an expert has on average, as far as the caller knows; 0: many. Chooses the tile only.
   std::uint32_t expected_rows = 0;
 };
 
 // More than 64 rows an expert: k128; more than 32: k64; else the smallest kFew that holds them.
+// Weights of e2m1 have kFew32, kFew16 and kFew8 only.
 CROSSDOCK_API GemmTile choose_tile(std::uint32_t expected_rows);
 
 struct GemmOptions {

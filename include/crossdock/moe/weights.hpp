@@ -56,12 +56,6 @@ struct WeightSizes {
 // takes.
 CROSSDOCK_API Result<WeightSizes> weight_sizes(const WeightLayout& layout);
 
-enum class Number : std::uint8_t {
-  kF32 = 0,
-  kBf16 = 1,
-  kE4m3 = 2,  // with scales for 128 x 128 values
-};
-
 // The matrices of some experts as checkpoints have them, in memory of the host.
 struct PlainWeights {
   Number number = Number::kBf16;

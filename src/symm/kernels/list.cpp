@@ -31,7 +31,7 @@ constexpr std::array<MoveRowsConfig, 3> kMoves = {{
     {.warps = 4, .stages = 2},
     {.warps = 8, .stages = 3},
 }};
-constexpr std::array<WgmmaCheckConfig, 16> kWgmmas = {{
+constexpr std::array<WgmmaCheckConfig, 20> kWgmmas = {{
     {.n = 8, .fp8 = true},
     {.n = 16, .fp8 = true},
     {.n = 32, .fp8 = true},
@@ -46,6 +46,10 @@ constexpr std::array<WgmmaCheckConfig, 16> kWgmmas = {{
     {.n = 8, .fp8 = false, .a_registers = true},
     {.n = 64, .fp8 = false, .a_registers = true},
     {.n = 256, .fp8 = false, .a_registers = true},
+    {.n = 8, .fp8 = true, .a_registers = true},
+    {.n = 16, .fp8 = true, .a_registers = true},
+    {.n = 32, .fp8 = true, .a_registers = true},
+    {.n = 64, .fp8 = true, .a_registers = true},
     {.n = 128, .fp8 = true, .tensor_map = true},
     {.n = 64, .fp8 = false, .a_registers = true, .tensor_map = true},
 }};

@@ -66,6 +66,78 @@ TEST_F(GemmGpu, SwigluInEveryTile) {
         ASSERT_NO_FATAL_FAILURE(rig_->round(c));
       }
 }
+TEST_F(GemmGpu, BiasInEveryTile) {
+  for (const Format format : kFormats)
+    for (const GemmTile tile : kTiles)
+      for (const bool swiglu : {false, true})
+        for (const moe::Number number : {moe::Number::kF32, moe::Number::kBf16}) {
+          SCOPED_TRACE(::testing::Message() << "format " << int(format) << " tile " << int(tile)
+                                            << " swiglu " << swiglu << " number " << int(number));
+          GemmCase c = mixed(format, tile);
+          c.bias = number;
+          if (swiglu) c.swiglu = moe::Swiglu{.clamp = 7.0f};
+          ASSERT_NO_FATAL_FAILURE(rig_->round(c));
+        }
+}
+TEST_F(GemmGpu, ScalesThatArePowersOfTwo) {
+  for (const GemmTile tile : kTiles)
+    for (const GemmLayout layout :
+         {GemmLayout::kContiguous, GemmLayout::kMasked, GemmLayout::kGather})
+      for (const bool swiglu : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "tile " << int(tile) << " layout " << int(layout) << " swiglu " << swiglu);
+        GemmCase c = mixed(Format::kE4m3, tile);
+        c.n = 1536;  // the scales of a row's values take two words
+        c.layout = layout;
+        c.scale_type = moe::ScaleType::kUe8m0;
+        if (swiglu) c.swiglu = moe::Swiglu{.clamp = 7.0f};
+        ASSERT_NO_FATAL_FAILURE(rig_->round(c));
+      }
+}
+
+constexpr GemmTile kFp4Tiles[] = {GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8};
+
+TEST_F(GemmGpu, Fp4InEveryTileAndLayout) {
+  for (const GemmTile tile : kFp4Tiles)
+    for (const GemmLayout layout :
+         {GemmLayout::kContiguous, GemmLayout::kMasked, GemmLayout::kGather})
+      for (const moe::ScaleType type : {moe::ScaleType::kF32, moe::ScaleType::kUe8m0})
+        for (const bool swiglu : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << "tile " << int(tile) << " layout " << int(layout)
+                                            << " scales " << int(type) << " swiglu " << swiglu);
+          GemmCase c = mixed(Format::kE2m1, tile);
+          c.layout = layout;
+          c.scale_type = type;
+          if (swiglu) c.swiglu = moe::Swiglu{.clamp = 7.0f};
+          c.row_weights = swiglu;
+          ASSERT_NO_FATAL_FAILURE(rig_->round(c));
+        }
+}
+// Long K, so that the ring turns many times; odd numbers of columns; and the bits that the same
+// weights have as e4m3.
+TEST_F(GemmGpu, Fp4HasTheBitsOfE4m3) {
+  for (const GemmTile tile : kFp4Tiles)
+    for (const bool swiglu : {false, true}) {
+      GemmCase c{.n = swiglu ? 512u : 640u,
+                 .k = 7168,
+                 .format = Format::kE2m1,
+                 .counts = {21, 0, 40, 8, 1},
+                 .tile = tile,
+                 .samples = 24};
+      if (swiglu) c.swiglu = moe::Swiglu{};
+      auto packed = rig_->load(c);
+      auto wide = rig_->load(c);
+      wide.weights = rig_->put(expanded(packed.data));
+      wide.call.weights.rows = wide.weights.address();
+      wide.call.weights.format = Format::kE4m3;
+      for (u32 i = 0; i < 5; ++i) {
+        ASSERT_NO_FATAL_FAILURE(rig_->run(packed));
+        ASSERT_NO_FATAL_FAILURE(rig_->run(wide));
+        ASSERT_EQ(rig_->bytes(packed), rig_->bytes(wide)) << "run " << i;
+      }
+      ASSERT_NO_FATAL_FAILURE(rig_->check(packed));
+    }
+}
 TEST_F(GemmGpu, OddShapes) {
   for (const Format format : kFormats) {
     for (const GemmTile tile : {GemmTile::k128, GemmTile::k64, GemmTile::kFew32}) {

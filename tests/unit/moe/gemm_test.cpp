@@ -69,6 +69,12 @@ TEST(MoeGemm, WrongArgumentsSayTheRuleTheValueAndTheFix) {
   refuse([](auto& c) { c.output.format = Format::kE4m3; }, "without SwiGLU give bf16");
   refuse([](auto& c) { c.swiglu = moe::Swiglu{}; }, "with SwiGLU give e4m3");
   refuse([](auto& c) { c.swiglu = moe::Swiglu{.clamp = -1.0f}; }, "clamp = -1 must be 0 or more");
+  refuse([](auto& c) { c.bias = moe::Bias{}; }, "the bias at 0x0 must be [experts][n]");
+  refuse([](auto& c) { c.bias = moe::Bias{.values = static_cast<const u8*>(c.weights.rows) + 8}; },
+         "must be [experts][n] on a multiple of 16");
+  refuse(
+      [](auto& c) { c.bias = moe::Bias{.values = c.weights.rows, .number = moe::Number::kE4m3}; },
+      "a bias of the number type 2 must be f32 (0) or bf16 (1)");
   refuse(
       [](auto& c) {
         c.swiglu = moe::Swiglu{};
@@ -78,6 +84,50 @@ TEST(MoeGemm, WrongArgumentsSayTheRuleTheValueAndTheFix) {
   const auto elsewhere = rig.gemm().run(3, loaded.call);
   ASSERT_EQ(elsewhere.code(), Code::kInvalidArgument);
   EXPECT_THAT(elsewhere.error().message, HasSubstr("rank 3 is not one of the 1 ranks"));
+}
+
+TEST(MoeGemm, WrongScalesAndFormatsSayTheRule) {
+  GemmRig rig = twin_rig();
+  const auto refuse = [&](const GemmCase& c, const auto& change, const char* text) {
+    auto loaded = rig.load(c);
+    ASSERT_TRUE(rig.gemm().prepare(loaded.call, GemmRig::soon()).ok());
+    change(loaded.call);
+    const auto got = rig.gemm().run(0, loaded.call);
+    ASSERT_FALSE(got.ok()) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+  };
+  const GemmCase powers{.k = 640, .counts = {3, 4}, .scale_type = moe::ScaleType::kUe8m0};
+  refuse(
+      powers, [](auto& c) { c.input.scales = nullptr; },
+      "input scales at 0x0 must be [k / 512 = 2][scale_columns = 260] of 4 ue8m0 bytes");
+  refuse(
+      powers, [](auto& c) { c.input.scales = static_cast<const u8*>(c.input.scales) + 4; },
+      "of 4 ue8m0 bytes on a multiple of 16 bytes");
+  refuse(powers, [](auto& c) { c.input.scale_columns = 130; }, "a multiple of 4");
+  refuse(
+      powers, [](auto& c) { c.weights.scales = nullptr; },
+      "e4m3 weights need scales, [experts][n / 128][k / 128] of ue8m0 bytes");
+  refuse(
+      powers, [](auto& c) { c.scale_type = static_cast<moe::ScaleType>(7); },
+      "scales of the unknown type 7");
+  refuse(
+      {.format = Format::kBf16, .counts = {3}},
+      [](auto& c) { c.scale_type = moe::ScaleType::kUe8m0; },
+      "scale_type = ue8m0 with bf16 weights, which have no scales");
+  refuse(
+      {.counts = {3}},
+      [](auto& c) { c.weights.scales = static_cast<const u8*>(c.weights.scales) + 1; },
+      "of fp32, but they are at");
+  const GemmCase fp4{.format = Format::kE2m1, .counts = {3}, .tile = GemmTile::kFew16};
+  refuse(fp4, [](auto& c) { c.weights.scales = nullptr; }, "e2m1 weights need scales");
+  refuse(fp4, [](auto& c) { c.weights.k = 200; }, "k = 200 must be a positive multiple of 128");
+  refuse(
+      fp4, [](auto& c) { c.weights.rows = static_cast<const u8*>(c.weights.rows) + 8; },
+      "must lie on a multiple of 16");
+  refuse(
+      fp4, [](auto& c) { c.tile = GemmTile::k128; },
+      "no kernel for tiles of 128 rows with weights of e2m1: at most 32 rows");
+  refuse(fp4, [](auto& c) { c.output.format = Format::kE2m1; }, "the output is e2m1");
 }
 
 TEST(MoeGemm, KernelsAreNotCompiledByACall) {
@@ -138,6 +188,32 @@ TEST(MoeGemm, InfiniteAndZeroScalesStayInTheirRow) {
   for (u32 row : {2u, 3u, 4u})  // checked above
     std::memset(loaded.output.as<u8>() + u64{row} * c.n * 2, 0xff, c.n * 2);
   ASSERT_NO_FATAL_FAILURE(rig.check(loaded));
+}
+
+TEST(MoeGemm, NanAndTheSmallestPowerStayInTheirRow) {
+  GemmRig rig = twin_rig();
+  for (const Format format : {Format::kE4m3, Format::kE2m1})
+    for (const GemmTile tile : {GemmTile::k128, GemmTile::kFew8}) {
+      if (format == Format::kE2m1 && tile == GemmTile::k128) continue;  // there is none
+      const GemmCase c{.k = 256,
+                       .format = format,
+                       .counts = {6},
+                       .tile = tile,
+                       .scale_type = moe::ScaleType::kUe8m0};
+      auto loaded = rig.load(c);
+      auto* scales = loaded.input_scales.as<u8>();
+      scales[2 * 4] = 255;
+      scales[3 * 4] = scales[3 * 4 + 1] = 0;
+      ASSERT_NO_FATAL_FAILURE(rig.run(loaded));
+      const auto* out = loaded.output.as<u16>();
+      for (u32 column = 0; column < c.n; ++column) {
+        EXPECT_TRUE(std::isnan(device::bit_cast<float>(u32{out[2 * c.n + column]} << 16)));
+        EXPECT_LT(std::abs(device::bit_cast<float>(u32{out[3 * c.n + column]} << 16)), 1e-30f);
+      }
+      loaded.data.source[2] = loaded.data.source[3] = -1;
+      std::memset(loaded.output.as<u8>() + u64{2} * c.n * 2, 0xff, u64{2} * c.n * 2);
+      ASSERT_NO_FATAL_FAILURE(rig.check(loaded));
+    }
 }
 
 TEST(MoeGemm, EveryVariantIsInTheKernelList) {

@@ -1,0 +1,89 @@
+// Scales in grouped_gemm's main loops: of the input by row, from the stage; of the weights by 128
+// columns, from global memory, a warp's lanes together. Either f32 or ue8m0, which is a power of
+// two in a byte; a word of the input's scales then has those of four stages.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/layout/grouped_gemm.cuh>
+#include <crossdock/ptx/convert.cuh>
+#include <crossdock/ptx/memory.cuh>
+#include <crossdock/ptx/warp.cuh>
+
+namespace crossdock::device {
+
+inline constexpr u32 kScalesOfWord = 4;  // ue8m0
+
+// Which row of the input's scales a stage needs.
+template <GroupedGemmConfig kConfig>
+CROSSDOCK_DEVICE u32 gemm_scale_row(u32 stage) {
+  return kConfig.ue8m0 ? stage / kScalesOfWord : stage;
+}
+// Of one row, `at` in the stage's memory.
+template <GroupedGemmConfig kConfig>
+CROSSDOCK_DEVICE float gemm_input_scale(const float* at, u32 stage) {
+  if constexpr (!kConfig.ue8m0) {
+    return ptx::ld_shared(at);
+  } else {
+    const u32 word = ptx::ld_shared(reinterpret_cast<const u32*>(at));
+    return ptx::f32_from_ue8m0(ptx::permute_bytes(word, 0, 0x4440 | stage % kScalesOfWord));
+  }
+}
+
+// The scales of a tile's weights. Each lane has those of one stage of 32 and, loaded ahead, of one
+// of the next 32; all lanes get those of a stage from the lane that has them.
+template <GroupedGemmConfig kConfig>
+struct GemmWeightScales {
+  template <bool kUe8m0, class Unused = void>
+  struct Kind {
+    using Stored = float;
+    using Value = float;
+    CROSSDOCK_DEVICE static float number(float v) { return v; }
+  };
+  template <class Unused>
+  struct Kind<true, Unused> {
+    using Stored = u8;
+    using Value = u32;
+    CROSSDOCK_DEVICE static float number(u32 v) { return ptx::f32_from_ue8m0(v); }
+  };
+  using Own = Kind<kConfig.ue8m0>;
+  using Stored = typename Own::Stored;
+  using Value = typename Own::Value;
+
+  const Stored* of = nullptr;  // the first 128 columns of the tile
+  u32 second = 0;              // distance to those of the second
+  Value now[2] = {0, 0}, next[2] = {0, 0};
+
+  // A new tile.
+  CROSSDOCK_DEVICE void begin(const GroupedGemmParams& p, const GemmRecord& r) {
+    const u32 groups = p.shape.columns / kGemmScaleGroup;
+    const u32 first = r.column / kGemmScaleGroup;
+    of = static_cast<const Stored*>(p.weight_scales) +
+         (u64{r.expert} * groups + first) * p.shape.scale_groups;
+    second = first + 1 < groups ? p.shape.scale_groups : 0;  // the last tile may have 128 columns
+    load(0, p.shape.k_stages, now);
+    load(kWarpSize, p.shape.k_stages, next);
+  }
+  CROSSDOCK_DEVICE float first_of(u32 stage) const { return of_stage(now[0], stage); }
+  CROSSDOCK_DEVICE float second_of(u32 stage) const { return of_stage(now[1], stage); }
+  // Stage `stage` of `stages` is done.
+  CROSSDOCK_DEVICE void advance(u32 stage, u32 stages) {
+    const bool last = stage % kWarpSize == kWarpSize - 1;
+    now[0] = last ? next[0] : now[0];
+    now[1] = last ? next[1] : now[1];
+    load(stage + 1 + kWarpSize, stages, next, last);
+  }
+
+ private:
+  // A number before it goes round: what is made of it afterwards would be the same in all lanes,
+  // and then computed in registers that a warp has once, with moves among the wgmmas.
+  CROSSDOCK_DEVICE static float of_stage(Value mine, u32 stage) {
+    return ptx::shuffle(kFullMask, Own::number(mine), stage % kWarpSize);
+  }
+  CROSSDOCK_DEVICE void load(u32 stage, u32 stages, Value (&to)[2], bool condition = true) const {
+    const u32 mine = min_of(stage + lane_index(), stages - 1);
+    ptx::ld_nc_if(to[0], of + mine, condition);
+    ptx::ld_nc_if(to[1], of + second + mine, condition);
+  }
+};
+
+}  // namespace crossdock::device
