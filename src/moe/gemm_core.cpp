@@ -51,7 +51,7 @@ Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
   return {};
 }
 
-Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream) {
+Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks) {
   const auto ranks = group().local_ranks();
   if (std::find(ranks.begin(), ranks.end(), r) == ranks.end())
     return invalid_argument(
@@ -68,7 +68,8 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream) {
   const symm::Rank& rank = group().rank(r);
   CROSSDOCK_TRY(params, gemm_params(rank, call, config, settings_.wait));
   params.cycles = cycles_;
-  symm::LaunchShape shape{.grid = settings_.sms != 0 ? settings_.sms : launcher_->num_sms(rank)};
+  if (blocks == 0) blocks = settings_.sms != 0 ? settings_.sms : launcher_->num_sms(rank);
+  symm::LaunchShape shape{.grid = blocks};
   std::optional<cuda::Stream> kept;
   if (stream != nullptr && group().backend() == symm::Backend::kGpu) {
     kept.emplace(

@@ -30,7 +30,8 @@ class GemmCore {
   static std::shared_ptr<GemmCore> over(symm::Launcher& launcher, const Settings& settings);
 
   Result<> prepare(const GemmCall& like, Deadline deadline);
-  Result<> run(u32 rank, const GemmCall& call, StreamPtr stream);
+  // `blocks`: of this launch; 0: of the settings.
+  Result<> run(u32 rank, const GemmCall& call, StreamPtr stream, u32 blocks = 0);
 
   // Memory of [multiprocessors] u64 of every rank that runs: cycles of each block; null: not
   // wanted.

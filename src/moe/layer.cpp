@@ -79,6 +79,29 @@ Result<> Layer::forward(std::uint32_t rank, const LayerInput& input, const Layer
   CROSSDOCK_TRY(mine, find(weights_, rank));
   return core_->forward(*mine, {.input = input, .output = output, .stream = stream});
 }
+BegunForward::BegunForward(std::unique_ptr<moe::Begun> begun) : begun_(std::move(begun)) {}
+BegunForward::BegunForward(BegunForward&&) noexcept = default;
+BegunForward& BegunForward::operator=(BegunForward&&) noexcept = default;
+BegunForward::~BegunForward() = default;
+
+Result<BegunForward> Layer::forward_begin(std::uint32_t rank, const LayerInput& input,
+                                          StreamPtr stream) {
+  CROSSDOCK_TRY(mine, find(weights_, rank));
+  CROSSDOCK_TRY(begun, core_->begin(*mine, input, stream));
+  return BegunForward(std::move(begun));
+}
+Result<> Layer::forward_end(BegunForward& begun, const LayerOutput& output, StreamPtr stream) {
+  if (begun.ended())
+    return invalid_argument("moe layer: this forward has ended: begin another one");
+  if (begun.begun_->core != core_)
+    return invalid_argument(
+        "moe layer: this forward was begun by a layer over other buffers: end it with the layer "
+        "that began it, or a sibling");
+  CROSSDOCK_TRY(mine, find(weights_, begun.begun_->rank));
+  CROSSDOCK_CHECK_OK(core_->end(*mine, *begun.begun_, output, stream));
+  begun.begun_.reset();
+  return {};
+}
 Result<> Layer::synchronize(Deadline deadline) {
   return core_->group().launcher().synchronize(deadline);
 }

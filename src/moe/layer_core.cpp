@@ -96,8 +96,10 @@ Result<std::shared_ptr<LayerCore>> LayerCore::create(std::shared_ptr<ep::Core> g
   core->gemm_ =
       GemmCore::over(core->group_->launcher(), {.sms = options.gemm_sms, .wait = options.wait});
   CROSSDOCK_CHECK_OK(core->prepare(deadline));
-  for (const u32 rank : core->group_->group().local_ranks())
+  for (const u32 rank : core->group_->group().local_ranks()) {
     CROSSDOCK_CHECK_OK(core->allocate(rank));
+    CROSSDOCK_CHECK_OK(core->make_side(rank));
+  }
   return core;
 }
 

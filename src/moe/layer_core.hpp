@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <crossdock/moe/layer.hpp>
@@ -22,10 +23,25 @@ struct RankWeights {
   symm::LocalMemory gate_up = {}, gate_up_scales = {}, down = {}, down_scales = {};
 };
 
+// A forward between its halves: where its rows are, and when they are there.
+struct Begun {
+  std::shared_ptr<LayerCore> core;
+  u32 rank = 0;
+  LayerInput input;
+  std::optional<ep::Handle> handle;
+  const cuda::Event* arrived = nullptr;  // GPU: reached when the rows are there
+
+  Begun(std::shared_ptr<LayerCore> of, u32 r, const LayerInput& in)
+      : core(std::move(of)), rank(r), input(in) {}
+  Begun(const Begun&) = delete;
+  Begun& operator=(const Begun&) = delete;
+  ~Begun();
+};
+
 // The stages of a forward, in order.
 enum class LayerStage : device::u8 { kDispatch, kGroup, kFirst, kSecond, kReduce, kCombine };
 
-class LayerCore {
+class LayerCore : public std::enable_shared_from_this<LayerCore> {
  public:
   // One forward; `stage_done` is called after each stage's launch, for tools that time them.
   struct Call {
@@ -38,6 +54,13 @@ class LayerCore {
                                                    const LayerOptions& options, Deadline deadline);
 
   Result<> forward(const RankWeights& weights, const Call& call);
+  // The same in two calls (layer_split.cpp): the dispatch, on a stream of the library, and the
+  // rest.
+  Result<std::unique_ptr<Begun>> begin(const RankWeights& weights, const LayerInput& input,
+                                       StreamPtr stream);
+  Result<> end(const RankWeights& weights, Begun& begun, const LayerOutput& output,
+               StreamPtr stream);
+  void forget(const Begun& begun) noexcept;
 
   [[nodiscard]] ep::Core& group() const { return *group_; }
   [[nodiscard]] symm::Rank& rank(u32 r) const { return group_->group().rank(r); }
@@ -56,12 +79,27 @@ class LayerCore {
     symm::LocalMemory activation_scales;  // e4m3: [inter / 128][places]
     symm::LocalMemory outputs;            // bf16 [places][hidden]
   };
+  // Of one rank: where dispatches run beside the products, and what orders them (layer_split.cpp).
+  struct Side {
+    u32 rank = 0;
+    u32 begun = 0;  // forwards that have not ended
+    const cuda::Stream* stream = nullptr;
+    std::optional<cuda::Event> ready;                   // the caller's stream has come to the call
+    std::vector<std::pair<cuda::Event, bool>> arrived;  // with whether a Begun has it
+  };
   LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
       : options_(options), group_(std::move(group)) {}
   Result<> allocate(u32 rank);
   Result<> prepare(Deadline deadline);
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
-  Result<> check(const RankWeights& weights, const Call& call) const;
+  [[nodiscard]] Side& side(u32 rank);
+  Result<> make_side(u32 rank);
+  Result<> check_input(const RankWeights& weights, const LayerInput& input) const;
+  Result<> check_output(u32 rank, const LayerInput& input, const LayerOutput& output) const;
+  // All that comes after the dispatch.
+  Result<> finish(const RankWeights& weights, const Call& call, const ep::Handle& handle);
+  // Blocks of a product that leave a dispatch beside it its SMs; 0: all, nothing runs beside.
+  [[nodiscard]] u32 blocks_beside(u32 rank);
   [[nodiscard]] u32 expected_rows(const LayerInput& input) const;
   [[nodiscard]] ep::Tokens tokens(const LayerInput& input) const;
   // The two products; `got` and `grouped` may be empty where only their kernels are wanted.
@@ -76,9 +114,12 @@ class LayerCore {
   std::shared_ptr<ep::Core> group_;
   std::shared_ptr<GemmCore> gemm_;
   std::vector<Buffers> buffers_;
+  std::vector<Side> sides_;
 };
 
 // What is wrong with the options; see layer_core.cpp.
 Result<> check_layer(const LayerOptions& options, u32 world);
+// Whether the rank has weights.
+Result<> check_loaded(const RankWeights& weights);
 
 }  // namespace crossdock::moe

@@ -28,18 +28,23 @@ Result<> check_rows(const char* what, const void* rows, u64 stride, u64 bytes) {
 
 }  // namespace
 
-Result<> LayerCore::check(const RankWeights& weights, const Call& call) const {
-  const LayerInput& in = call.input;
-  const LayerOutput& out = call.output;
-  if (weights.view.gate_up == nullptr)
-    return invalid_argument(
-        fmt::format("moe layer: rank {} has no weights yet: load() or use() comes before forward()",
-                    weights.rank));
+Result<> check_loaded(const RankWeights& weights) {
+  if (weights.view.gate_up != nullptr) return {};
+  return invalid_argument(
+      fmt::format("moe layer: rank {} has no weights yet: load() or use() comes before forward()",
+                  weights.rank));
+}
+
+Result<> LayerCore::check_input(const RankWeights& weights, const LayerInput& in) const {
+  CROSSDOCK_CHECK_OK(check_loaded(weights));
   if (in.count > options_.max_tokens)
     return invalid_argument(fmt::format(
         "moe layer: {} tokens are more than the max_tokens = {} that the layer was made for",
         in.count, options_.max_tokens));
   const bool fp8 = options_.format == Format::kE4m3;
+  if (in.format != Format::kBf16 && in.format != Format::kE4m3)
+    return invalid_argument(
+        fmt::format("moe layer: rows of the unknown format {}", static_cast<unsigned>(in.format)));
   if (in.format != Format::kBf16 && in.format != options_.format)
     return invalid_argument(
         "moe layer: rows of e4m3 into a layer of bf16: give it rows of bf16, or make it of e4m3");
@@ -52,14 +57,19 @@ Result<> LayerCore::check(const RankWeights& weights, const Call& call) const {
     return invalid_argument(fmt::format("moe layer: ids at {} must be [count][{}] of {} bits",
                                         in.ids, options_.top_k, options_.wide_ids ? 64 : 32));
   const u64 row = u64{options_.hidden} * (fp8 && in.format == Format::kE4m3 ? 1 : 2);
-  if (in.rows == nullptr || out.rows == nullptr)
-    return invalid_argument(fmt::format(
-        "moe layer: input rows at {} and output rows at {} must both be given", in.rows, out.rows));
-  CROSSDOCK_CHECK_OK(check_rows("input", in.rows, in.row_stride, row));
+  if (in.rows == nullptr)
+    return invalid_argument(fmt::format("moe layer: input rows at {} must be given", in.rows));
+  return check_rows("input", in.rows, in.row_stride, row);
+}
+
+Result<> LayerCore::check_output(u32 r, const LayerInput& in, const LayerOutput& out) const {
+  if (in.count == 0) return {};
+  if (out.rows == nullptr)
+    return invalid_argument(fmt::format("moe layer: output rows at {} must be given", out.rows));
   CROSSDOCK_CHECK_OK(check_rows("output", out.rows, out.row_stride, u64{options_.hidden} * 2));
   CROSSDOCK_CHECK_OK(
       check_rows("residual", out.residual, out.residual_stride, u64{options_.hidden} * 2));
-  const ep::Core::Where where{weights.rank, "combine"};
+  const ep::Core::Where where{r, "combine"};
   CROSSDOCK_CHECK_OK(group_->check_memory(where, out.rows, "output rows"));
   return group_->check_memory(where, out.residual, "residual rows");
 }
@@ -135,15 +145,20 @@ GemmCall LayerCore::second(const WeightsView& w, const ep::Received& got,
 }
 
 Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
-  CROSSDOCK_CHECK_OK(check(weights, call));
+  CROSSDOCK_CHECK_OK(check_input(weights, call.input));
+  CROSSDOCK_CHECK_OK(check_output(weights.rank, call.input, call.output));
+  CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input), {}, call.stream));
+  if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
+  return finish(weights, call, handle);
+}
+
+Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const ep::Handle& handle) {
   const u32 r = weights.rank;
   const Buffers& b = buffers(r);
+  const ep::Received& got = handle.received();
   const auto done = [&](LayerStage stage) {
     return call.stage_done ? call.stage_done(stage) : Result<>();
   };
-  CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(call.input), {}, call.stream));
-  const ep::Received& got = handle.received();
-  CROSSDOCK_CHECK_OK(done(LayerStage::kDispatch));
   CROSSDOCK_TRY(grouped, group_->group_rows(handle, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kGroup));
 
@@ -151,7 +166,7 @@ Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
   GemmCall two = second(weights.view, got, grouped, b);
   one.expected_rows = two.expected_rows = expected_rows(call.input);
   if (call.input.weights != nullptr) one.swiglu->row_weights = grouped.weights;
-  CROSSDOCK_CHECK_OK(gemm_->run(r, one, call.stream));
+  CROSSDOCK_CHECK_OK(gemm_->run(r, one, call.stream, blocks_beside(r)));
   CROSSDOCK_CHECK_OK(done(LayerStage::kFirst));
   CROSSDOCK_CHECK_OK(gemm_->run(r, two, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kSecond));

@@ -2,8 +2,11 @@
 // reference, for worlds of 1 to 4 ranks, both formats, odd routings, many schedules; and the same
 // bits whatever the schedule.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <gtest/gtest.h>
+#include <limits>
 
 #include "support/moe_layer_rig.hpp"
 
@@ -52,6 +55,38 @@ TEST(MoeLayer, RowsThatAreQuantisedAlready) {
   const MoeCase c{.quantised_input = true};
   MoeLayerRig rig = twin_rig(c, 1);
   ASSERT_NO_FATAL_FAILURE(rig.round(MoeData(c), kBounds));
+}
+TEST(MoeLayer, OneGroupOfK) {
+  round({.world = 1, .experts = 2, .top_k = 2, .max_tokens = 5, .hidden = 128, .inter = 128});
+}
+// NaN, infinite and zero scales of a caller's rows stay with their tokens.
+TEST(MoeLayer, OddScalesStayWithTheirTokens) {
+  const MoeCase c{.max_tokens = 6, .quantised_input = true, .clamp = 1e30f};
+  const MoeData data(c);
+  MoeLayerRig rig = twin_rig(c, 1);
+  ASSERT_NO_FATAL_FAILURE(rig.load(data));
+  ASSERT_NO_FATAL_FAILURE(rig.run());
+  const auto before = rig.outputs();
+  auto* scales = const_cast<float*>(rig.input(0).scales);
+  const float odd[] = {std::numeric_limits<float>::infinity(), std::nanf(""), 0.0f};
+  for (u32 token = 0; token < 3; ++token)
+    std::fill_n(scales + token * (c.hidden / 128), c.hidden / 128, odd[token]);
+  ASSERT_NO_FATAL_FAILURE(rig.run());
+  const auto after = rig.outputs();
+  for (u32 token = 0; token < 3; ++token) {
+    const bool chosen =
+        std::any_of(&data.routes(0).ids[token * c.top_k],
+                    &data.routes(0).ids[token * c.top_k] + c.top_k, [](i64 id) { return id >= 0; });
+    ASSERT_TRUE(chosen) << "token " << token << " goes nowhere: take another seed";
+    for (u32 i = token * c.hidden; i < (token + 1) * c.hidden; ++i)
+      if (token == 2) {
+        ASSERT_EQ(from_bf16(after[i]), 0) << i;
+      } else {
+        ASSERT_FALSE(std::isfinite(from_bf16(after[i]))) << "token " << token << " value " << i;
+      }
+  }
+  for (u64 i = u64{3} * c.hidden; i < after.size(); ++i)
+    ASSERT_EQ(after[i], before[i]) << i;
 }
 TEST(MoeLayer, WithoutWeightsOfChoices) {
   round({.world = 1, .experts = 4, .max_tokens = 5, .weights = false});
@@ -108,6 +143,47 @@ TEST(MoeLayer, ForwardsInARowKeepTheirRows) {
   ASSERT_NO_FATAL_FAILURE(rig.synchronize());
   ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
   ASSERT_NO_FATAL_FAILURE(tokens.check(other, kBounds));
+}
+
+// Two micro-batches by turns through two layers, the dispatch of one begun before the other ends:
+// the bits of plain forwards.
+TEST(MoeLayer, HalvesGiveTheBitsOfWholes) {
+  for (const Format format : {Format::kE4m3, Format::kBf16}) {
+    MoeCase c{.max_tokens = 5, .format = format, .residual = true};
+    const MoeData data(c);
+    c.seed = 2;
+    const MoeData other(c);
+    MoeLayerRig a = twin_rig(c, 5);
+    ASSERT_NO_FATAL_FAILURE(a.load(data));
+    moe::Layer second = a.layer.sibling();
+    ASSERT_NO_FATAL_FAILURE(a.load_weights(other, second));
+    MoeLayerRig b(c, a.layer.sibling());
+    ASSERT_NO_FATAL_FAILURE(b.load_tokens(other));
+    std::vector<std::vector<u16>> whole;
+    for (moe::Layer* layer : {&a.layer, &second})
+      for (MoeLayerRig* rig : {&a, &b}) {
+        ASSERT_NO_FATAL_FAILURE(rig->poison());
+        ASSERT_NO_FATAL_FAILURE(rig->forward(*layer));
+        ASSERT_NO_FATAL_FAILURE(a.synchronize());
+        whole.push_back(rig->outputs());
+      }
+    ASSERT_NE(whole[0], whole[2]) << "the layers have the same weights";
+    for (u32 at = 0; moe::Layer * layer : {&a.layer, &second}) {
+      ASSERT_NO_FATAL_FAILURE(a.poison());
+      ASSERT_NO_FATAL_FAILURE(b.poison());
+      auto first = a.begin(a.layer);
+      auto next = b.begin(*layer);
+      ASSERT_NO_FATAL_FAILURE(a.end(*layer, first));  // a sibling may end it
+      first = a.begin(*layer);
+      ASSERT_NO_FATAL_FAILURE(b.end(*layer, next));
+      ASSERT_NO_FATAL_FAILURE(a.end(*layer, first));
+      ASSERT_NO_FATAL_FAILURE(a.synchronize());
+      ASSERT_EQ(a.outputs(), whole[at++]);
+      ASSERT_EQ(b.outputs(), whole[at++]);
+    }
+    ASSERT_NO_FATAL_FAILURE(a.run());
+    ASSERT_EQ(a.outputs(), whole[0]) << "a plain forward afterwards";
+  }
 }
 
 }  // namespace

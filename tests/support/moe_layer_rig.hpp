@@ -97,6 +97,24 @@ class MoeLayerRig {
       ASSERT_TRUE(called.ok()) << called.error().describe();
     }
   }
+  // The halves of a forward, by local rank.
+  std::vector<moe::BegunForward> begin(moe::Layer& through) {
+    std::vector<moe::BegunForward> begun;
+    for (const u32 r : layer.local_ranks()) {
+      auto one = through.forward_begin(r, input(r));
+      if (!one.ok()) ADD_FAILURE() << one.error().describe();
+      if (one.ok()) begun.push_back(std::move(one).value());
+    }
+    return begun;
+  }
+  void end(moe::Layer& through, std::vector<moe::BegunForward>& begun) {
+    ASSERT_EQ(begun.size(), layer.local_ranks().size());
+    for (u32 i = 0; i < begun.size(); ++i) {
+      const auto ended = through.forward_end(begun[i], output(layer.local_ranks()[i]));
+      ASSERT_TRUE(ended.ok()) << ended.error().describe();
+      ASSERT_TRUE(begun[i].ended());
+    }
+  }
   void synchronize() {
     const auto done = layer.synchronize(moe_soon());
     ASSERT_TRUE(done.ok()) << done.error().describe();

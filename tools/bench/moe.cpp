@@ -175,6 +175,8 @@ void add_moe(CLI::App& group) {
       ->check(CLI::Range(1, 1000));
   sub->add_flag("--chain", options->chain, "whole layers on all GPUs instead of single products");
   sub->add_option("--tokens", options->tokens, "of each rank, with --chain");
+  sub->add_flag("--overlap", options->overlap,
+                "with --chain: also forwards in halves, a dispatch beside the products before it");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law, with --chain");
   add_duration(*sub, "--idle", options->idle, "before each launch of a burst");
   add_duration(*sub, "--warm-up", options->warm_up, "launches before the sustained ones");

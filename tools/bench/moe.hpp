@@ -31,6 +31,7 @@ struct MoeBench {
   std::chrono::nanoseconds timeout = std::chrono::seconds(280);
   FigureOutput output = {};
   bool chain = false;                                        // whole layers, on all GPUs
+  bool overlap = false;                                      // and forwards in halves
   std::vector<std::uint32_t> tokens = {8192, 2048, 128, 8};  // of each rank
   bool skewed = false;  // choices by a Zipf law instead of evenly
 };

@@ -1,6 +1,9 @@
 // `crossdock bench moe --chain`: times of whole layers. See moe.cpp.
 //
 //   us          forwards back to back in a CUDA graph, the slowest rank, the median of the runs
+//   overlap_us  the same with --overlap: each forward in two halves, its dispatch beside the
+//   products
+//               of the one before it
 //   stages      from the end of one to the end of the next on the GPU, launched one by one: the
 //               median of a rank's forwards, the mean of the ranks. A dispatch or a combine
 //               includes what a rank waits for the others
@@ -37,13 +40,30 @@ struct RankTimer {
   cuda::Event start, end;
 };
 
-Result<std::vector<RankTimer>> capture(ChainRig& rig, u32 per_graph) {
+// Forwards in a row.
+Result<> run_wholes(ChainRig& rig, u32 r, u32 count) {
+  for (u32 i = 0; i < count; ++i)
+    CROSSDOCK_CHECK_OK(rig.forward(r));
+  return {};
+}
+// The same in halves: the next begins before one ends.
+Result<> run_halves(ChainRig& rig, u32 r, u32 count) {
+  CROSSDOCK_TRY(begun, rig.begin(r));
+  for (u32 i = 1; i < count; ++i) {
+    CROSSDOCK_TRY(next, rig.begin(r));
+    CROSSDOCK_CHECK_OK(rig.end(r, begun));
+    begun = std::move(next);
+  }
+  return rig.end(r, begun);
+}
+using Run = Result<> (*)(ChainRig&, u32, u32);
+
+Result<std::vector<RankTimer>> capture(ChainRig& rig, Run run, u32 per_graph) {
   std::vector<RankTimer> timers;
   for (const u32 r : rig.layer().local_ranks()) {
     const cuda::Stream& stream = *rig.rank(r).device().stream();
     CROSSDOCK_TRY(capture, cuda::Capture::begin(stream));
-    for (u32 i = 0; i < per_graph; ++i)
-      CROSSDOCK_CHECK_OK(rig.forward(r));
+    CROSSDOCK_CHECK_OK(run(rig, r, per_graph));
     CROSSDOCK_TRY(graph, capture.finish());
     CROSSDOCK_TRY(start, cuda::Event::create(stream.context(), cuda::Timing::kOn));
     CROSSDOCK_TRY(end, cuda::Event::create(stream.context(), cuda::Timing::kOn));
@@ -53,12 +73,13 @@ Result<std::vector<RankTimer>> capture(ChainRig& rig, u32 per_graph) {
 }
 
 // One graph to warm up, which also brings the ranks together, then the timed ones.
-Result<double> period_us(ChainRig& rig, const MoeBench& options, u32 tokens, Deadline deadline) {
+Result<double> period_us(ChainRig& rig, Run run, const MoeBench& options, u32 tokens,
+                         Deadline deadline) {
   const u32 per_graph = tokens > 1000 ? 5 : 20;
   const u32 launches = 4;
-  CROSSDOCK_TRY(timers, capture(rig, per_graph));
+  CROSSDOCK_TRY(timers, capture(rig, run, per_graph));
   std::vector<double> periods;
-  for (u32 run = 0; run < options.repeat; ++run) {
+  for (u32 repeat = 0; repeat < options.repeat; ++repeat) {
     for (RankTimer& t : timers) {
       const cuda::Stream& stream = *rig.rank(t.rank).device().stream();
       CROSSDOCK_CHECK_OK(t.graph.launch(stream));
@@ -118,17 +139,33 @@ Result<std::array<double, kStages.size()>> stages_us(ChainRig& rig, const MoeBen
   return out;
 }
 
+// Halves give the bits of wholes.
+Result<> compare_halves(ChainRig& rig, const ChainCase& c, Deadline deadline) {
+  CROSSDOCK_TRY(whole, rig.outputs(deadline));
+  for (const u32 r : rig.layer().local_ranks())
+    CROSSDOCK_CHECK_OK(run_halves(rig, r, 3));
+  CROSSDOCK_CHECK_OK(rig.layer().synchronize(deadline));
+  CROSSDOCK_TRY(halves, rig.outputs(deadline));
+  if (halves == whole) return {};
+  return make_error(Code::kInternal, c.name() + ": halves give other bits than wholes");
+}
+
 Result<> measure_case(const ChainCase& c, const MoeBench& options, std::vector<Figure>& figures,
                       Deadline deadline) {
   CROSSDOCK_TRY(rig, ChainRig::create(c, deadline));
   CROSSDOCK_TRY(error, rig.verify(deadline));
   figures.push_back({.name = c.name() + "_error", .value = error, .unit = ""});
+  if (options.overlap) CROSSDOCK_CHECK_OK(compare_halves(rig, c, deadline));
   if (c.twin) return {};
-  CROSSDOCK_TRY(us, period_us(rig, options, c.tokens, deadline));
+  CROSSDOCK_TRY(us, period_us(rig, run_wholes, options, c.tokens, deadline));
   Figure whole{.name = c.name() + "_us", .value = us, .unit = "us"};
   for (const Aim& aim : kAims)
     if (whole.name == aim.name && c.ranks == 4 && !c.skewed) whole.aim = aim.us;
   figures.push_back(std::move(whole));
+  if (options.overlap) {
+    CROSSDOCK_TRY(overlapped, period_us(rig, run_halves, options, c.tokens, deadline));
+    figures.push_back({.name = c.name() + "_overlap_us", .value = overlapped, .unit = "us"});
+  }
   figures.push_back(
       {.name = c.name() + "_rate", .value = c.operations() / us / 1e6, .unit = "TFLOP/s"});
   figures.push_back(

@@ -39,6 +39,11 @@ class ChainRig {
   [[nodiscard]] symm::Rank& rank(std::uint32_t r) { return layer_.core().rank(r); }
   // `stage_done`, if any, is called after the launch of each stage.
   Result<> forward(std::uint32_t r, std::function<Result<>(moe::LayerStage)> stage_done = {});
+  // The halves of a forward.
+  Result<moe::BegunForward> begin(std::uint32_t r);
+  Result<> end(std::uint32_t r, moe::BegunForward& begun);
+  // Of all ranks, as they are now.
+  Result<std::vector<std::vector<std::uint8_t>>> outputs(Deadline deadline);
   // One forward; some values of one token of each rank against fp64. Wrong is kInternal. The
   // relative error (root of the mean squares).
   Result<double> verify(Deadline deadline);

@@ -175,6 +175,22 @@ Result<> ChainRig::forward(u32 r, std::function<Result<>(moe::LayerStage)> stage
       {.input = m.input, .output = {.rows = m.output.address()}, .stage_done = stage_done});
 }
 
+Result<moe::BegunForward> ChainRig::begin(u32 r) {
+  return layer_.forward_begin(r, memory_[r].input);
+}
+Result<> ChainRig::end(u32 r, moe::BegunForward& begun) {
+  return layer_.forward_end(begun, {.rows = memory_[r].output.address()});
+}
+
+Result<std::vector<std::vector<u8>>> ChainRig::outputs(Deadline deadline) {
+  std::vector<std::vector<u8>> all;
+  for (const Memory& m : memory_) {
+    CROSSDOCK_TRY(one, symm::download(rank(m.rank), m.output.as<u8>(), m.output.bytes(), deadline));
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
 std::vector<double> ChainRig::activations(const Known& of, u32 expert,
                                           const std::vector<float>& row) const {
   const MoeModel& model = case_.model;

@@ -4,6 +4,8 @@
 //
 //   Layer ── load(rank, weights)                 or use(), for weights that are on the GPU
 //         ── forward(rank, input, output)        dispatch, lists, products, sums, combine
+//         ── forward_begin(), forward_end()      the same in two calls, so that the dispatch of the
+//                                                next micro-batch runs beside the products of this
 //         ── sibling()                           the next layer of a model: weights of its own
 //
 // A forward puts work on a stream and returns: it never waits for the GPU, allocates nothing, and
@@ -32,6 +34,7 @@
 namespace crossdock::moe {
 
 class LayerCore;
+struct Begun;
 struct RankWeights;
 
 inline namespace v1 {
@@ -99,6 +102,22 @@ struct LayerOutput {
   std::uint64_t residual_stride = 0;
 };
 
+// A forward that has begun: its tokens are on their way. Dropped before its end it gives its slot
+// back and makes no output; unless all ranks do so, the others then fail at their deadline.
+class CROSSDOCK_API BegunForward {
+ public:
+  BegunForward(BegunForward&&) noexcept;
+  BegunForward& operator=(BegunForward&&) noexcept;
+  ~BegunForward();
+
+  [[nodiscard]] bool ended() const noexcept { return begun_ == nullptr; }
+
+ private:
+  friend class Layer;
+  explicit BegunForward(std::unique_ptr<moe::Begun> begun);
+  std::unique_ptr<moe::Begun> begun_;
+};
+
 class CROSSDOCK_API Layer {
  public:
   // Collective among the processes; compiles the kernels or loads them from the cache.
@@ -129,6 +148,19 @@ class CROSSDOCK_API Layer {
   // kInvalidArgument with the rule, the value and the fix; nothing has been launched then.
   Result<> forward(std::uint32_t rank, const LayerInput& input, const LayerOutput& output,
                    StreamPtr stream = nullptr);
+  // The two halves of a forward, which give the same bits:
+  //
+  //   begin(0)  begin(1)  end(0)  begin(2)  end(1)  begin(3)  end(2) ...
+  //
+  // The dispatch of a begin runs on a stream of the library, after what is on `stream` now and
+  // beside what comes on it later; the products leave it its SMs. An end, on the same stream or one
+  // ordered after it, waits for the rows on the GPU and does the rest. Every rank begins and ends
+  // in the same order. Two may have begun at a time, of this layer and its siblings together: a
+  // third is kBusy. In a capture both halves are captured.
+  Result<BegunForward> forward_begin(std::uint32_t rank, const LayerInput& input,
+                                     StreamPtr stream = nullptr);
+  // Nothing has happened to `begun` where this is an error of the arguments.
+  Result<> forward_end(BegunForward& begun, const LayerOutput& output, StreamPtr stream = nullptr);
 
   // Waits for the ranks' own streams (on the CPU: runs what was called), then check().
   Result<> synchronize(Deadline deadline);

@@ -228,6 +228,69 @@ TEST_F(GemmGpu, CountsBeyondTheBufferAreAFault) {
   ASSERT_NO_FATAL_FAILURE(rig_->check(loaded));
 }
 
+// Weights, input and output of more than 2^31 values, all that counts at their ends: of the last of
+// many experts, in the last rows.
+TEST_F(GemmGpu, OffsetsBeyondTwoToThe31) {
+  constexpr u32 kExperts = 130, kFirst = 540000, kRows = 40;
+  for (const Format format : kFormats) {
+    const GemmCase c{.n = 4096, .k = 4096, .format = format, .counts = {kRows}, .samples = 16};
+    auto l = rig_->load(c);
+    const u64 weight_bytes = l.data.weights.codes.size(), row_bytes = u64{c.k} * c.width();
+    ASSERT_GT(kExperts * weight_bytes / c.width(), u64{1} << 31);
+    ASSERT_GT(u64{kFirst} * std::min(c.k, c.n), u64{1} << 31);
+    const auto big = [&](u64 bytes) { return rig_->rank().allocate(bytes).value(); };
+    const auto copy = [&](auto* to, const auto& values) {
+      ASSERT_TRUE(symm::upload(rig_->rank(), to, values, GemmRig::soon()).ok());
+    };
+    const auto weights = big(kExperts * weight_bytes);
+    copy(weights.as<u8>() + (kExperts - 1) * weight_bytes, l.data.weights.codes);
+    const auto weight_scales = big(kExperts * l.data.weight_scales.size() * 4);
+    copy(weight_scales.as<float>() + (kExperts - 1) * l.data.weight_scales.size(),
+         l.data.weight_scales);
+    const auto input = big((kFirst + kRows) * row_bytes);
+    copy(input.as<u8>() + kFirst * row_bytes,
+         std::vector<u8>(l.data.input.codes.begin(),
+                         l.data.input.codes.begin() + static_cast<i64>(kRows * row_bytes)));
+    constexpr u64 kColumns = kFirst + kRows;
+    const auto scales = big(kColumns * (c.k / 128) * 4);
+    for (u64 g = 0; g < c.k / 128; ++g) {
+      const auto of = l.data.input_scales.begin() + static_cast<i64>(g * l.data.columns);
+      copy(scales.as<float>() + g * kColumns + kFirst, std::vector<float>(of, of + kRows));
+    }
+    std::vector<u32> offsets(kExperts, kFirst);
+    offsets.push_back(kFirst + kRows);
+    const auto places = rig_->put(offsets);
+    const u64 out_bytes = u64{c.n} * 2;
+    const auto output = big((kFirst + kRows) * out_bytes);
+    moe::GemmCall call = l.call;
+    call.weights.rows = weights.address();
+    call.weights.experts = kExperts;
+    call.input.rows = input.address();
+    call.input.count = kFirst + kRows;
+    if (c.fp8()) {
+      call.weights.scales = weight_scales.as<float>();
+      call.input.scales = scales.as<float>();
+      call.input.scale_columns = kColumns;
+    }
+    call.groups = {.offsets = places.as<u32>()};
+    call.output.rows = output.address();
+    ASSERT_TRUE(rig_->gemm().prepare(call, GemmRig::soon()).ok());
+    ASSERT_TRUE(rig_->gemm().run(0, call).ok());
+    const auto done = rig_->gemm().synchronize(GemmRig::soon());
+    ASSERT_TRUE(done.ok()) << done.error().describe();
+    // Where a small product would have put them, which the comparison looks at.
+    rig_->poison(l);
+    copy(l.output.as<u8>(), symm::download(rig_->rank(), output.as<u8>() + kFirst * out_bytes,
+                                           kRows * out_bytes, GemmRig::soon())
+                                .value());
+    ASSERT_NO_FATAL_FAILURE(rig_->check(l));
+    const auto before = symm::download(rig_->rank(), output.as<u8>() + (kFirst - 1) * out_bytes,
+                                       out_bytes, GemmRig::soon())
+                            .value();
+    EXPECT_TRUE(std::all_of(before.begin(), before.end(), [](u8 b) { return b == 0; }));
+  }
+}
+
 TEST_F(GemmGpu, CapturesWantPrepare) {
   auto loaded = rig_->load({.counts = {5}});
   const auto refused = rig_->gemm().run(0, loaded.call);

@@ -136,6 +136,23 @@ TEST_F(MoeLayerGpu, TwentyReplaysGiveTheSameBits) {
       ASSERT_EQ(made.outputs(), first) << "launched without the graph";
     }
 }
+// Kernels are made ready when a layer is made, which a capture cannot hold.
+TEST_F(MoeLayerGpu, NoLayerIsMadeInACapture) {
+  const MoeCase c = moderate(20, Format::kE4m3);
+  const moe::LayerOptions options = c.options(symm::Backend::kGpu);
+  const auto group =
+      ep::Group::create({.ranks = options.ranks, .ep = moe::group_options(options)}).value();
+  {
+    auto capture = cuda::Capture::begin(*group.core().group().rank(0).device().stream()).value();
+    const auto refused = moe::Layer::create(group, options, moe_soon());
+    ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_THAT(refused.error().message, HasSubstr("captur"));
+  }
+  auto layer = moe::Layer::create(group, options, moe_soon());
+  ASSERT_TRUE(layer.ok()) << layer.error().describe();
+  MoeLayerRig made(c, std::move(layer).value());
+  ASSERT_NO_FATAL_FAILURE(made.round(MoeData(c), bounds_of(c.format)));
+}
 TEST_F(MoeLayerGpu, ReplaysReadNewTokensAndRoutes) {
   MoeCase c = moderate(120, Format::kE4m3);
   MoeLayerRig made = rig(c);
@@ -176,6 +193,60 @@ TEST_F(MoeLayerGpu, ManyForwardsWithoutTheHostKeepTheirRowsAndTakeNoMemory) {
   ASSERT_NO_FATAL_FAILURE(made.synchronize());
   EXPECT_LE(used(), before + (std::size_t{4} << 20));
   ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(c.format)));
+}
+
+// ---- halves ------------------------------------------------------------------------------------
+
+// Two micro-batches by turns, the dispatch of one beside the products of the other.
+void turns(MoeLayerRig& a, MoeLayerRig& b, u32 times) {
+  auto first = a.begin(a.layer);
+  for (u32 i = 0; i < times; ++i) {
+    auto second = b.begin(a.layer);
+    ASSERT_NO_FATAL_FAILURE(a.end(a.layer, first));
+    first = a.begin(a.layer);
+    ASSERT_NO_FATAL_FAILURE(b.end(a.layer, second));
+  }
+  ASSERT_NO_FATAL_FAILURE(a.end(a.layer, first));
+}
+
+TEST_F(MoeLayerGpu, HalvesGiveTheBitsOfWholesInAGraphAndWithout) {
+  for (const Format format : kFormats)
+    for (const u32 tokens : {7u, 400u}) {
+      MoeCase c = moderate(tokens, format);
+      const MoeData data(c);
+      c.seed = 2;
+      const MoeData other(c);
+      MoeLayerRig a = rig(c);
+      ASSERT_NO_FATAL_FAILURE(a.load(data));
+      MoeLayerRig b(c, a.layer.sibling());
+      ASSERT_NO_FATAL_FAILURE(b.load_tokens(other));
+      ASSERT_NO_FATAL_FAILURE(a.run());
+      const auto whole_a = a.outputs();
+      ASSERT_NO_FATAL_FAILURE(b.poison());
+      ASSERT_NO_FATAL_FAILURE(b.forward(a.layer));
+      ASSERT_NO_FATAL_FAILURE(a.synchronize());
+      const auto whole_b = b.outputs();
+      const auto compare = [&](const char* how) {
+        ASSERT_NO_FATAL_FAILURE(a.synchronize());
+        ASSERT_EQ(a.outputs(), whole_a) << how << ", format " << int(format) << ", " << tokens;
+        ASSERT_EQ(b.outputs(), whole_b) << how << ", format " << int(format) << ", " << tokens;
+        ASSERT_NO_FATAL_FAILURE(a.poison());
+        ASSERT_NO_FATAL_FAILURE(b.poison());
+      };
+      ASSERT_NO_FATAL_FAILURE(turns(a, b, 20));
+      ASSERT_NO_FATAL_FAILURE(compare("launched"));
+      std::vector<cuda::Capture> captures;
+      for (const u32 r : a.layer.local_ranks())
+        captures.push_back(cuda::Capture::begin(*a.rank(r).device().stream()).value());
+      ASSERT_NO_FATAL_FAILURE(turns(a, b, 3));
+      std::vector<cuda::Graph> graphs;
+      for (cuda::Capture& capture : captures)
+        graphs.push_back(capture.finish().value());
+      for (u32 i = 0; i < 5; ++i) {
+        ASSERT_NO_FATAL_FAILURE(replay(a, graphs));
+        ASSERT_NO_FATAL_FAILURE(compare("in a graph"));
+      }
+    }
 }
 
 // ---- faults ------------------------------------------------------------------------------------

@@ -88,6 +88,10 @@ TEST(MoeLayerApi, WrongForwardsLaunchNothing) {
   refuse([](auto& in, auto&) { in.ids = nullptr; }, "ids at 0x0 must be [count][2] of 32 bits");
   refuse([](auto& in, auto&) { in.format = Format::kE4m3; }, "rows of e4m3 need scales");
   refuse([](auto& in, auto&) { in.scales = in.weights; }, "rows of bf16 have no scales");
+  refuse([](auto& in,
+            auto&) { in.format = Format::kE4m3, in.scales = in.weights, in.scale_stride = 4; },
+         "with a stride of 4 bytes");
+  refuse([](auto& in, auto&) { in.format = static_cast<Format>(9); }, "the unknown format 9");
   refuse([](auto&, auto& out) { out.rows = nullptr; }, "output rows at 0x0");
   refuse([](auto&, auto& out) { out.row_stride = 520; }, "output at");
   refuse([](auto&, auto& out) { out.residual = static_cast<const u8*>(out.rows) + 2; },
@@ -158,6 +162,43 @@ TEST(MoeLayerApi, LayersShareAGroupThatFits) {
   group.reset();
   const MoeData data(kSmall);
   ASSERT_NO_FATAL_FAILURE(rig.round(data, kBounds));
+}
+
+TEST(MoeLayerApi, HalvesAreChecked) {
+  MoeLayerRig rig = twin_rig(kSmall), stranger = twin_rig(kSmall);
+  const MoeData data(kSmall);
+  ASSERT_NO_FATAL_FAILURE(rig.load_tokens(data));
+  EXPECT_THAT(rig.layer.forward_begin(0, rig.input(0)).error().message,
+              HasSubstr("rank 0 has no weights yet"));
+  ASSERT_NO_FATAL_FAILURE(rig.load_weights(data, rig.layer));
+  moe::LayerInput wrong = rig.input(0);
+  wrong.count = 5;
+  EXPECT_THAT(rig.layer.forward_begin(0, wrong).error().message,
+              HasSubstr("5 tokens are more than the max_tokens = 4"));
+  EXPECT_THAT(rig.layer.forward_begin(1, wrong).error().message, HasSubstr("rank 1 is not one of"));
+
+  auto first = rig.begin(rig.layer), second = rig.begin(rig.layer);
+  const auto third = rig.layer.forward_begin(0, rig.input(0));
+  ASSERT_EQ(third.code(), Code::kBusy);
+  EXPECT_THAT(third.error().message, HasSubstr("2 forwards of rank 0 have begun, as many as"));
+  moe::LayerOutput out = rig.output(0);
+  out.row_stride = 520;
+  EXPECT_EQ(rig.layer.forward_end(first[0], out).code(), Code::kInvalidArgument);
+  EXPECT_THAT(stranger.layer.forward_end(first[0], rig.output(0)).error().message,
+              HasSubstr("was begun by a layer over other buffers"));
+  moe::Layer bare = rig.layer.sibling();
+  EXPECT_THAT(bare.forward_end(first[0], rig.output(0)).error().message,
+              HasSubstr("has no weights yet"));
+  ASSERT_FALSE(first[0].ended());
+  ASSERT_NO_FATAL_FAILURE(rig.poison());
+  ASSERT_NO_FATAL_FAILURE(rig.end(rig.layer, first));
+  EXPECT_THAT(rig.layer.forward_end(first[0], rig.output(0)).error().message,
+              HasSubstr("has ended"));
+  second.clear();  // dropped: its slot is free again
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+  for (u32 i = 0; i < 3; ++i)
+    ASSERT_NO_FATAL_FAILURE(rig.run());
 }
 
 TEST(MoeLayerApi, SizesAndStatistics) {

@@ -1,0 +1,113 @@
+// LayerCore: a forward in two halves, so that the dispatch of one micro-batch runs beside the
+// products of the one before it:
+//
+//   caller's stream   ... end(0): wait, lists, products, sums, combine | end(1): wait, ...
+//                     ^ begin(1): ready                                  |
+//   side stream         wait, dispatch(1), arrived ----------------------+
+//
+// A begin's dispatch comes after all that was on the caller's stream when it was called, so after
+// the combine that has read its slot. On the CPU there is one queue, in the order of the calls. See
+// layer_core.hpp. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "moe/layer_core.hpp"
+
+namespace crossdock::moe {
+namespace {
+
+constexpr int kSideStream = 1;  // of the rank's streams, as the launcher counts them
+
+cuda::Stream borrowed(const symm::Rank& rank, StreamPtr stream) {
+  const cuda::Context& context = *rank.device().context();
+  return cuda::Stream::borrow(context, stream != nullptr ? static_cast<cuda::StreamHandle>(stream)
+                                                         : rank.device().stream()->handle());
+}
+
+}  // namespace
+
+Begun::~Begun() {
+  core->forget(*this);
+}
+
+LayerCore::Side& LayerCore::side(u32 rank) {
+  return *std::find_if(sides_.begin(), sides_.end(), [&](const Side& s) { return s.rank == rank; });
+}
+
+Result<> LayerCore::make_side(u32 r) {
+  Side made;
+  made.rank = r;
+  if (group_->group().backend() == symm::Backend::kGpu) {
+    const cuda::Context& context = *rank(r).device().context();
+    CROSSDOCK_TRY(stream, group_->launcher().stream(rank(r), kSideStream));
+    made.stream = stream;
+    CROSSDOCK_TRY(ready, cuda::Event::create(context));
+    made.ready.emplace(std::move(ready));
+    for (u32 i = 0; i < group_->options().slots; ++i) {
+      CROSSDOCK_TRY(arrived, cuda::Event::create(context));
+      made.arrived.emplace_back(std::move(arrived), false);
+    }
+  }
+  sides_.push_back(std::move(made));
+  return {};
+}
+
+u32 LayerCore::blocks_beside(u32 r) {
+  if (side(r).begun < 2) return 0;  // the one that ends, and another
+  const u32 world = group_->group().world();
+  const u32 dispatch =
+      options_.dispatch_sms != 0 ? options_.dispatch_sms : ep::default_dispatch_sms(world);
+  const u32 all = options_.gemm_sms != 0 ? options_.gemm_sms : group_->launcher().num_sms(rank(r));
+  return all > dispatch ? all - dispatch : 1;
+}
+
+Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, const LayerInput& input,
+                                                StreamPtr stream) {
+  CROSSDOCK_CHECK_OK(check_input(weights, input));
+  const u32 r = weights.rank;
+  Side& beside = side(r);
+  const u32 slots = group_->options().slots;
+  if (beside.begun >= slots)
+    return make_error(
+        Code::kBusy,
+        fmt::format("moe layer: {} forwards of rank {} have begun, as many as there are slots: end "
+                    "one first",
+                    beside.begun, r));
+  auto begun = std::make_unique<Begun>(shared_from_this(), r, input);
+  StreamPtr on = stream;
+  if (beside.stream != nullptr) {
+    CROSSDOCK_CHECK_OK(beside.ready->record(borrowed(rank(r), stream)));
+    CROSSDOCK_CHECK_OK(beside.stream->wait(*beside.ready));
+    on = beside.stream->handle();
+  }
+  CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(input), {}, on));
+  begun->handle.emplace(std::move(handle));
+  ++beside.begun;
+  for (auto& [event, used] : beside.arrived) {
+    if (used) continue;
+    CROSSDOCK_CHECK_OK(event.record(*beside.stream));
+    begun->arrived = &event;
+    used = true;
+    break;
+  }
+  return begun;
+}
+
+Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const LayerOutput& output,
+                        StreamPtr stream) {
+  CROSSDOCK_CHECK_OK(check_loaded(weights));
+  CROSSDOCK_CHECK_OK(check_output(begun.rank, begun.input, output));
+  if (begun.arrived != nullptr)
+    CROSSDOCK_CHECK_OK(borrowed(rank(begun.rank), stream).wait(*begun.arrived));
+  return finish(weights, {.input = begun.input, .output = output, .stream = stream}, *begun.handle);
+}
+
+void LayerCore::forget(const Begun& begun) noexcept {
+  if (!begun.handle) return;  // never launched
+  Side& beside = side(begun.rank);
+  --beside.begun;
+  for (auto& [event, used] : beside.arrived)
+    if (&event == begun.arrived) used = false;
+}
+
+}  // namespace crossdock::moe
