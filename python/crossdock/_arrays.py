@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from . import _native
 
@@ -63,7 +63,32 @@ def _ml_dtype(name: str) -> Any:
     return numpy.dtype(getattr(ml_dtypes, name))
 
 
-def empty(group: _native.Group, handle: _native.Handle, rows: int, columns: int, kind: str,
+class Memory(Protocol):
+    """Ranks whose kernels will write an array."""
+
+    @property
+    def twin(self) -> bool: ...
+    def empty(self, rank: int, type: str, rows: int, columns: int) -> _native.Array: ...
+
+
+class Whereabouts(Protocol):
+    """Whose array it is going to be; a handle says it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def framework(self) -> int: ...
+
+
+class Place(NamedTuple):
+    rank: int
+    device: int
+    framework: int
+
+
+def empty(group: Memory, handle: Whereabouts, rows: int, columns: int, kind: str,
           dtype: Optional[Any] = None) -> Any:
     """A new array [rows, columns] where the rank's kernels can write: of `dtype`, else of the type that
     `kind` names. In the twin it is zero."""

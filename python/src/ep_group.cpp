@@ -1,8 +1,7 @@
-// Group: making it, waiting, and the copies of the twin. See ep_group.hpp.
+// Group: making it, and waiting. See ep_group.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include "ep_group.hpp"
 
-#include <cstring>
 #include <fmt/format.h>
 #include <utility>
 
@@ -11,22 +10,6 @@
 #include "errors.hpp"
 
 namespace crossdock::python {
-namespace {
-
-enum class Direction : bool { kIn, kOut };
-
-// Between dense rows of the twin and those of a caller's array.
-void copy_rows(std::uint8_t* dense, const Tensor& t, Direction direction) {
-  const uint64_t row = t.row_bytes();
-  for (int64_t i = 0; i < t.shape[0]; ++i) {
-    std::uint8_t* const here = dense + static_cast<uint64_t>(i) * row;
-    std::uint8_t* const there = static_cast<std::uint8_t*>(t.data) + i * t.strides[0];
-    std::memcpy(direction == Direction::kIn ? here : there,
-                direction == Direction::kIn ? there : here, row);
-  }
-}
-
-}  // namespace
 
 Group::Group(ep::Group group, const ep::Options& options)
     : box_(std::make_shared<GroupBox>(std::move(group))), options_(options) {
@@ -61,41 +44,16 @@ int Group::device_of(uint32_t rank) const {
                                    rank, ranks_.size())));
 }
 
-// ---- the twin's copies -------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
 bool Group::in_heap(const Tensor& t, uint32_t rank) const {
-  const twin::World* const twin = box_->group().core().group().twin();
-  const auto* const heap = twin->heap(static_cast<int>(rank));
-  const auto* const data = static_cast<const unsigned char*>(t.data);
-  return data >= heap && data < heap + twin->heap_bytes();
+  return in_twin_heap(*box_, t, rank);
 }
-
 const void* Group::readable(Tensor& t, uint32_t rank) {
-  if (!twin_ || t.shape[0] == 0) return t.data;
-  if (in_heap(t, rank)) {
-    copies_.held.push_back(nb::borrow(t.object));
-    return t.data;
-  }
-  const uint64_t row = t.row_bytes();
-  auto memory = value_or_raise(twin_memory(box_, rank, row * static_cast<uint64_t>(t.shape[0])));
-  copy_rows(memory->as<std::uint8_t>(), t, Direction::kIn);
-  t.strides[0] = static_cast<int64_t>(row);
-  copies_.staged.push_back(std::move(memory));
-  return copies_.staged.back()->address();
+  return copies_.readable(box_, t, rank);
 }
-
 void* Group::writable(const Tensor& t, uint32_t rank) {
-  if (!twin_ || t.shape[0] == 0) return t.data;
-  if (in_heap(t, rank) && t.dense()) {
-    copies_.held.push_back(nb::borrow(t.object));
-    return t.data;
-  }
-  const uint64_t bytes = t.row_bytes() * static_cast<uint64_t>(t.shape[0]);
-  auto memory = value_or_raise(twin_memory(box_, rank, bytes));
-  // What the kernel leaves alone has to come back as it was.
-  copy_rows(memory->as<std::uint8_t>(), t, Direction::kIn);
-  copies_.back.push_back({nb::borrow(t.object), t, std::move(memory)});
-  return copies_.back.back().memory->address();
+  return copies_.writable(box_, t, rank);
 }
 
 Array Group::empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns) {
@@ -131,8 +89,7 @@ void Group::synchronize(double timeout, nb::handle stream) {
     return box->group().synchronize(deadline);
   };
   const Result<> done = wait();
-  for (const CopyBack& back : copies.back)
-    copy_rows(back.memory->as<std::uint8_t>(), back.tensor, Direction::kOut);
+  copies.copy_back();
   value_or_raise(done);
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "copies.hpp"
 #include "ep_handle.hpp"
 
 namespace crossdock::python {
@@ -71,12 +72,6 @@ class Group {
   [[nodiscard]] const ep::Sizes& memory() const { return memory_; }
 
  private:
-  // A copy in the twin, and the caller's array it goes back to.
-  struct CopyBack {
-    nb::object object;
-    Tensor tensor;
-    std::shared_ptr<symm::LocalMemory> memory;
-  };
   // Raises Closed after close(). Kept by the call: another thread may close the group meanwhile.
   [[nodiscard]] std::shared_ptr<GroupBox> open() const;
   // The same, for a call that others of the group have to wait for.
@@ -110,12 +105,6 @@ class Group {
   void* lent(const char* call, const char* name, nb::handle object, uint32_t rank, Tensor& t);
   [[nodiscard]] bool in_heap(const Tensor& t, uint32_t rank) const;
 
-  // What the calls since the last synchronize() need.
-  struct Copies {
-    std::vector<std::shared_ptr<symm::LocalMemory>> staged;
-    std::vector<nb::object> held;
-    std::vector<CopyBack> back;
-  };
   std::shared_ptr<GroupBox> box_;
   ep::Options options_;
   ep::Sizes memory_;
@@ -123,7 +112,7 @@ class Group {
   bool twin_ = false;
   std::vector<LocalRank> ranks_;
   Framework framework_ = Framework::kNone;  // of the last dispatch
-  Copies copies_;
+  Copies copies_;                           // of the calls since the last synchronize()
 };
 
 }  // namespace crossdock::python

@@ -29,7 +29,7 @@ void* Group::lent(const char* call, const char* name, nb::handle object, uint32_
     refuse(fmt::format(
         "{}: {} is not memory of rank {} of the twin: give arrays that the library made", call,
         name, rank));
-  copies_.held.push_back(nb::borrow(object));
+  copies_.hold(object);
   return t.data;
 }
 

@@ -39,21 +39,24 @@ std::uintptr_t cupy_stream(int device) {
 
 }  // namespace
 
-GroupBox::GroupBox(ep::Group group) : group_(std::move(group)) {
-  const bool twin = group_.core().group().twin() != nullptr;
-  const std::size_t lanes = twin ? 1 : std::max<std::size_t>(group_.local_ranks().size(), 1);
+symm::Group& GroupBox::ranks() const {
+  return group_.core().group();
+}
+
+void RankBox::make_lanes() {
+  const std::size_t lanes = twin() ? 1 : std::max<std::size_t>(ranks().local_ranks().size(), 1);
   for (std::size_t i = 0; i < lanes; ++i)
     lanes_.push_back(std::make_unique<Lane>());
 }
 
-GroupBox::Lane& GroupBox::lane(uint32_t rank) {
-  const auto ranks = group_.local_ranks();
-  for (std::size_t i = 0; i < lanes_.size() && i < ranks.size(); ++i)
-    if (ranks[i] == rank) return *lanes_[i];
+RankBox::Lane& RankBox::lane(uint32_t rank) {
+  const auto local = ranks().local_ranks();
+  for (std::size_t i = 0; i < lanes_.size() && i < local.size(); ++i)
+    if (local[i] == rank) return *lanes_[i];
   return *lanes_.front();
 }
 
-std::unique_lock<std::mutex> GroupBox::enter(uint32_t rank) {
+std::unique_lock<std::mutex> RankBox::enter(uint32_t rank) {
   Lane& of_rank = lane(rank);
   std::unique_lock lock(of_rank.calls, std::try_to_lock);
   if (!lock) {
@@ -63,7 +66,7 @@ std::unique_lock<std::mutex> GroupBox::enter(uint32_t rank) {
   of_rank.give_back();
   return lock;
 }
-std::vector<std::unique_lock<std::mutex>> GroupBox::enter_all() {
+std::vector<std::unique_lock<std::mutex>> RankBox::enter_all() {
   std::vector<std::unique_lock<std::mutex>> locks;
   for (const auto& each : lanes_) {
     locks.emplace_back(each->calls);
@@ -72,21 +75,21 @@ std::vector<std::unique_lock<std::mutex>> GroupBox::enter_all() {
   return locks;
 }
 
-void GroupBox::retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept {
+void RankBox::retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept {
   Lane& of_rank = lane(rank);
   const std::lock_guard lock(of_rank.dropped_mutex);
   of_rank.dropped.push_back(std::move(dropped));
 }
 
-void GroupBox::Lane::give_back() {
+void RankBox::Lane::give_back() {
   std::vector<std::shared_ptr<const void>> gone;
   const std::lock_guard lock(dropped_mutex);
   gone.swap(dropped);
 }
 
-Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<GroupBox>& box,
+Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<RankBox>& box,
                                                        uint32_t rank, uint64_t bytes) {
-  symm::Rank& on = box->group().core().group().rank(rank);
+  symm::Rank& on = box->ranks().rank(rank);
   CROSSDOCK_TRY(memory, on.allocate(bytes == 0 ? 1 : bytes));
   return keep(box, rank, std::move(memory));
 }

@@ -14,26 +14,35 @@
 
 #include <crossdock/ep/group.hpp>
 
-#include "symm/memory.hpp"
+#include "symm/group.hpp"
 #include "tensor.hpp"
 
 namespace crossdock::python {
 
-// A group and what was dropped of it. Shared by the Python objects made from it; the last of them
-// ends it.
-class GroupBox {
+// The ranks of this process that a call can be about, and what was dropped of them. Shared by the
+// Python objects made from it; the last of them ends it.
+class RankBox {
  public:
-  explicit GroupBox(ep::Group group);
+  virtual ~RankBox() = default;
+  RankBox(const RankBox&) = delete;
+  RankBox& operator=(const RankBox&) = delete;
 
+  [[nodiscard]] virtual symm::Group& ranks() const = 0;
   // Held during a call of the rank; gives back what was dropped. Needs the GIL, and lets it go
   // while it waits. A rank that is not of this process has the first lane: its call is refused
   // later.
   [[nodiscard]] std::unique_lock<std::mutex> enter(uint32_t rank);
   // All lanes, for a thread that has let the GIL go.
   [[nodiscard]] std::vector<std::unique_lock<std::mutex>> enter_all();
-  [[nodiscard]] ep::Group& group() { return group_; }
   // From any thread.
   void retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept;
+  [[nodiscard]] bool twin() const { return ranks().twin() != nullptr; }
+
+ protected:
+  RankBox() = default;
+  void make_lanes();
+  // Whoever is derived calls it before what was dropped loses what it came from.
+  void drop_lanes() { lanes_.clear(); }
 
  private:
   struct Lane {
@@ -44,14 +53,24 @@ class GroupBox {
     void give_back();
   };
   Lane& lane(uint32_t rank);
-
-  ep::Group group_;
   std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+class GroupBox final : public RankBox {
+ public:
+  explicit GroupBox(ep::Group group) : group_(std::move(group)) { make_lanes(); }
+  ~GroupBox() override { drop_lanes(); }
+
+  [[nodiscard]] symm::Group& ranks() const override;
+  [[nodiscard]] ep::Group& group() { return group_; }
+
+ private:
+  ep::Group group_;
 };
 
 // Keeps something of a rank until the last Python object that needs it is gone.
 template <class T>
-std::shared_ptr<T> keep(std::shared_ptr<GroupBox> box, uint32_t rank, T value) {
+std::shared_ptr<T> keep(std::shared_ptr<RankBox> box, uint32_t rank, T value) {
   auto* const kept = new std::shared_ptr<T>(std::make_shared<T>(std::move(value)));
   return std::shared_ptr<T>(kept->get(), [box = std::move(box), rank, kept](T*) {
     box->retire(rank, std::move(*kept));
@@ -60,7 +79,7 @@ std::shared_ptr<T> keep(std::shared_ptr<GroupBox> box, uint32_t rank, T value) {
 }
 
 // Memory of a rank in the twin, as owner of what Python sees.
-Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<GroupBox>& box,
+Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<RankBox>& box,
                                                        uint32_t rank, uint64_t bytes);
 
 // The stream of a call: what the caller gave (a number, or an object of torch, CuPy or any with

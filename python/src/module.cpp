@@ -4,7 +4,7 @@
 
 NB_MODULE(_native, m) {
   namespace python = crossdock::python;
-  m.doc() = "Native part of crossdock; use crossdock and crossdock.ep.";
+  m.doc() = "Native part of crossdock; use crossdock, crossdock.ep and crossdock.moe.";
   // A guest prints nothing when a process ends with objects of ours still there.
   nb::set_leak_warnings(false);
   python::add_core(m);
@@ -13,4 +13,8 @@ NB_MODULE(_native, m) {
   python::add_ep_options(m);
   python::add_ep_handle(m);
   python::add_ep_group(m);
+  python::add_moe_options(m);
+  python::add_moe_weights(m);
+  python::add_moe_layer(m);
+  python::add_moe_gemm(m);
 }

@@ -1,2 +1,3 @@
-"""Plain references for tests, in NumPy: see :mod:`crossdock.testing.ep_reference`."""
+"""Plain references for tests, in NumPy: see :mod:`crossdock.testing.ep_reference` and
+:mod:`crossdock.testing.moe_reference`."""
 # SPDX-License-Identifier: Apache-2.0

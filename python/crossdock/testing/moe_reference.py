@@ -1,0 +1,212 @@
+"""What an expert layer has to give, in plain NumPy and slowly: sums in fp64, rounded exactly where
+docs/design/moe.md says.
+
+Written from those rules and from nothing of the kernels, so that the two can be compared. bf16 and e4m3
+are codes, ``uint16`` and ``uint8``, as in :mod:`crossdock.testing.ep_reference`. The kernels add up in
+fp32, and a tensor core drops the last bits of products of e4m3: now and then that turns a rounding, so
+compare with :func:`far_from`.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from . import ep_reference as ep
+from .ep_reference import Codes, Floats, Tokens
+
+Doubles = npt.NDArray[np.float64]
+
+GROUP = 128  #: values with one scale, either way
+INTERLEAVE = 8  #: rows of gate, then of up
+E4M3_MOST = np.float32(448)
+SMALLEST_PEAK = np.float32(1e-10)
+
+
+# ---- weights -----------------------------------------------------------------------------------
+
+
+def quantise_blocks(matrix: Floats) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """[..., rows, columns] to e4m3, and a scale for 128 x 128 values: max(largest, 1e-10) / 448. Each
+    value is multiplied by the reciprocal and rounded to nearest even."""
+    *outer, rows, columns = matrix.shape
+    blocks = matrix.astype(np.float32).reshape(*outer, rows // GROUP, GROUP, columns // GROUP, GROUP)
+    peaks = np.maximum(np.max(np.abs(blocks), axis=(-3, -1)), SMALLEST_PEAK)
+    scales = (peaks / E4M3_MOST).astype(np.float32)
+    inverse = (np.float32(1) / scales)[..., :, None, :, None]
+    return ep.e4m3_encode(blocks * inverse).reshape(matrix.shape), scales
+
+
+def spread_blocks(scales: Floats) -> Floats:
+    """A scale for each value of those for 128 x 128."""
+    return np.repeat(np.repeat(scales, GROUP, axis=-2), GROUP, axis=-1)
+
+
+def interleave(gate_up: Any) -> Any:
+    """[..., 2 * n, columns], all gates above all ups, as gate and up by turns in groups of 8 rows."""
+    return interleave_by(gate_up, INTERLEAVE)
+
+
+def interleave_by(gate_up: Any, rows_of_turn: int) -> Any:
+    *outer, rows, columns = gate_up.shape
+    halves = gate_up.reshape(*outer, 2, rows // 2 // rows_of_turn, rows_of_turn, columns)
+    return np.swapaxes(halves, -4, -3).reshape(gate_up.shape)
+
+
+@dataclasses.dataclass
+class Prepared:
+    """Weights in the layout of ``WeightLayout`` version 1."""
+
+    gate_up: Codes
+    down: Codes
+    gate_up_scales: Optional[Floats]
+    down_scales: Optional[Floats]
+
+
+def prepare(gate_up: Floats, down: Floats, format: str) -> Prepared:
+    """What ``moe.Weights.prepare`` has to make of fp32 matrices, [experts, 2 * inter, hidden] and
+    [experts, hidden, inter]."""
+    if format == "bf16":
+        return Prepared(interleave(ep.bf16_encode(gate_up)), ep.bf16_encode(down), None, None)
+    codes, scales = quantise_blocks(gate_up)
+    down_codes, down_scales = quantise_blocks(down)
+    return Prepared(interleave(codes), down_codes, interleave_by(scales, 1), down_scales)
+
+
+@dataclasses.dataclass
+class Experts:
+    """The matrices of all experts as the products see them."""
+
+    gate_up: Doubles  #: [experts, 2 * inter, hidden], all gates, then all ups
+    down: Doubles  #: [experts, hidden, inter]
+    format: str
+
+    @property
+    def inter(self) -> int:
+        return int(self.down.shape[2])
+
+
+def experts_of(gate_up: Floats, down: Floats, format: str) -> Experts:
+    """fp32 matrices, quantised or rounded as preparation does it."""
+
+    def seen(matrix: Floats) -> Doubles:
+        if format == "bf16":
+            return ep.bf16_decode(ep.bf16_encode(matrix)).astype(np.float64)
+        codes, scales = quantise_blocks(matrix)
+        return ep.e4m3_decode(codes).astype(np.float64) * spread_blocks(scales)
+
+    return Experts(seen(gate_up), seen(down), format)
+
+
+# ---- one expert --------------------------------------------------------------------------------
+
+
+def round_bf16(values: npt.NDArray[Any]) -> Floats:
+    with np.errstate(over="ignore"):
+        return ep.bf16_decode(ep.bf16_encode(values.astype(np.float32)))
+
+
+def swiglu(gate: Floats, up: Floats, weights: Floats, clamp: float) -> Floats:
+    """In fp32, of gate and up as rounded to bf16; ``weights``: a factor for each row."""
+    g: Floats = np.minimum(gate, np.float32(clamp))
+    u: Any = np.clip(up, np.float32(-clamp), np.float32(clamp))
+    with np.errstate(over="ignore", invalid="ignore"):
+        out: Floats = g / (np.float32(1) + np.exp(-g)) * u * weights[:, None]
+    return out
+
+
+def requantise(rows: Floats, format: str) -> Doubles:
+    """What lies between the products, as the second sees it: bf16, or e4m3 with a scale for 128 values,
+    max(largest, 1e-10) / 448."""
+    if format == "bf16":
+        return round_bf16(rows).astype(np.float64)
+    groups = rows.reshape(rows.shape[0], rows.shape[1] // GROUP, GROUP)
+    peaks = np.maximum(np.max(np.abs(groups), axis=2, initial=0), SMALLEST_PEAK)
+    scales: Floats = (peaks / E4M3_MOST).astype(np.float32)
+    codes = ep.e4m3_encode(groups * (np.float32(1) / scales)[:, :, None])
+    seen: Doubles = (ep.e4m3_decode(codes).astype(np.float64) * scales[:, :, None]).reshape(rows.shape)
+    return seen
+
+
+def see_rows(rows: Codes, scales: Optional[Floats], format: str) -> Doubles:
+    """Tokens as the first product sees them: as they are, or cast as dispatch does it."""
+    if rows.dtype == np.uint16 and format == "bf16":
+        return ep.bf16_decode(rows).astype(np.float64)
+    if rows.dtype == np.uint16:
+        rows, scales = ep.cast(rows)
+    assert scales is not None
+    groups = ep.e4m3_decode(rows).astype(np.float64).reshape(rows.shape[0], rows.shape[1] // GROUP, GROUP)
+    seen: Doubles = (groups * scales[:, :, None]).reshape(rows.shape)
+    return seen
+
+
+@dataclasses.dataclass
+class Made:
+    """Values, and the sums of the magnitudes of the products that they were made of."""
+
+    rows: Floats
+    magnitude: Doubles
+
+
+def run_expert(experts: Experts, expert: int, rows: Doubles, weights: Floats, clamp: float) -> Made:
+    """Rows of one expert, as the products see them: [rows, hidden], rounded to bf16."""
+    gate_up, down = experts.gate_up[expert], experts.down[expert]
+    both = round_bf16(rows @ gate_up.T)
+    between = requantise(swiglu(both[:, :experts.inter], both[:, experts.inter:], weights, clamp),
+                         experts.format)
+    return Made(round_bf16(between @ down.T), np.abs(between) @ np.abs(down).T)
+
+
+# ---- a layer -----------------------------------------------------------------------------------
+
+
+def forward(sent: Sequence[Tokens], experts: Experts, *, clamp: float = np.inf,
+            residual: Optional[Sequence[Codes]] = None) -> list[Made]:
+    """The output of each rank of ``sent``, [tokens, hidden], bf16 as fp32. The rows of a token's choices
+    on one rank are added in their order and rounded to bf16; then, after the residual, those of the ranks
+    in their order, in fp32."""
+    world, count = len(sent), len(experts.down)
+    firsts = [ep.first_expert(count, world, r) for r in range(world + 1)]
+    out = []
+    for rank, tokens in enumerate(sent):
+        seen = see_rows(tokens.rows, tokens.scales, experts.format)
+        total = np.zeros(seen.shape, np.float32)
+        magnitude = np.zeros(seen.shape)
+        if residual is not None:
+            total += ep.bf16_decode(residual[rank])
+        for first, end in zip(firsts[:-1], firsts[1:]):
+            part = Made(np.zeros(seen.shape, np.float32), np.zeros(seen.shape))
+            for k in range(tokens.ids.shape[1]):
+                _add_choice(part, tokens, k, range(first, end), experts, seen, clamp)
+            total += round_bf16(part.rows)
+            magnitude += part.magnitude
+        out.append(Made(round_bf16(total), magnitude))
+    return out
+
+
+def _add_choice(part: Made, tokens: Tokens, k: int, here: range, experts: Experts, seen: Doubles,
+                clamp: float) -> None:
+    """Choice ``k`` of all tokens that made it among the experts ``here``."""
+    ids = np.asarray(tokens.ids)[:, k]
+    for expert in np.unique(ids[(ids >= here.start) & (ids < here.stop)]):
+        rows = np.nonzero(ids == expert)[0]
+        weights = np.ones(len(rows), np.float32) if tokens.weights is None else tokens.weights[rows, k]
+        made = run_expert(experts, int(expert), seen[rows], weights, clamp)
+        part.rows[rows] += made.rows
+        part.magnitude[rows] += made.magnitude
+
+
+def far_from(got: Codes, want: Made) -> tuple[float, float]:
+    """How bf16 codes differ from a reference: the largest difference in units of what is allowed for a
+    value, ``|value| * 2^-7 + magnitude * 2^-8`` (a rounding turned in gate, up, activation or output moves
+    it by so much), and the share of values that are not equal."""
+    values = ep.bf16_decode(np.asarray(got).view(np.uint16)).astype(np.float64)
+    if values.size == 0:
+        return 0.0, 0.0
+    away = np.abs(values - want.rows)
+    room = np.abs(want.rows) * 2.0**-7 + want.magnitude * 2.0**-8
+    far = np.divide(away, room, out=np.where(away > 0, np.inf, 0.0), where=room > 0)
+    return float(np.max(far)), float(np.mean(away != 0))

@@ -1,0 +1,148 @@
+// The classes MoeLayer and MoeForward of crossdock._native. SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <utility>
+#include <vector>
+
+#include "bind.hpp"
+#include "errors.hpp"
+#include "moe_layer.hpp"
+#include "moe_options.hpp"
+
+namespace crossdock::python {
+namespace {
+
+using RankList = std::vector<std::pair<uint32_t, int>>;
+
+struct Ranks {
+  uint32_t world;
+  RankList local;
+  bool cpu;
+  std::shared_ptr<symm::Exchange> exchange;
+  double timeout;
+};
+
+void make_layer(Layer* where, nb::handle options, const Ranks& ranks) {
+  moe::LayerOptions out = layer_options_of(options);
+  out.ranks.world = ranks.world;
+  for (const auto& [rank, device] : ranks.local)
+    out.ranks.ranks.push_back({.rank = rank, .device = device});
+  out.ranks.backend = ranks.cpu ? symm::Backend::kCpu : symm::Backend::kGpu;
+  out.ranks.exchange = ranks.exchange;
+  out.ranks.timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(ranks.timeout, "timeout"));
+  using Made = std::pair<ep::Group, moe::Layer>;
+  auto made = [&]() -> Result<Made> {
+    const nb::gil_scoped_release release;
+    CROSSDOCK_CHECK_OK(moe::layer_sizes(out));  // before anybody is met
+    CROSSDOCK_TRY(group, ep::Group::create({.ranks = out.ranks, .ep = moe::group_options(out)}));
+    CROSSDOCK_TRY(layer, moe::Layer::create(group, out, Deadline::in(out.compile_timeout)));
+    return Made(std::move(group), std::move(layer));
+  }();
+  auto [group, layer] = value_or_raise(std::move(made));
+  new (where) Layer(std::move(group), std::move(layer), out);
+}
+
+RankList ranks_of(const Layer& layer) {
+  RankList out;
+  for (const Layer::LocalRank& local : layer.ranks())
+    out.emplace_back(local.rank, local.device);
+  return out;
+}
+
+nb::tuple layout_of(const Layer& layer, uint32_t rank) {
+  const moe::WeightLayout layout = layer.weight_layout(rank);
+  return nb::make_tuple(layout.version, name_of(layout.format), layout.experts, layout.hidden,
+                        layout.inter);
+}
+
+void bind_calls(nb::class_<Layer>& layer) {
+  layer
+      .def(
+          "forward",
+          [](Layer& l, uint32_t rank, nb::tuple input, nb::object out, nb::object residual,
+             uint32_t expected_rows, nb::object stream) {
+            l.forward(rank, {input[0], input[1], input[2], input[3], expected_rows},
+                      {std::move(out), std::move(residual)}, stream);
+          },
+          nb::arg("rank"), nb::arg("input"), nb::arg("out"), nb::arg("residual").none(),
+          nb::arg("expected_rows"), nb::arg("stream").none())
+      .def(
+          "forward_begin",
+          [](Layer& l, uint32_t rank, nb::tuple input, uint32_t expected_rows, nb::object stream) {
+            return l.begin(rank, {input[0], input[1], input[2], input[3], expected_rows}, stream);
+          },
+          nb::arg("rank"), nb::arg("input"), nb::arg("expected_rows"), nb::arg("stream").none())
+      .def(
+          "forward_end",
+          [](Layer& l, BegunForward& begun, nb::object out, nb::object residual,
+             nb::object stream) { l.end(begun, {std::move(out), std::move(residual)}, stream); },
+          nb::arg("begun"), nb::arg("out").none(), nb::arg("residual").none(),
+          nb::arg("stream").none())
+      .def("load", &Layer::load, nb::arg("rank"), nb::arg("weights"), nb::arg("timeout"))
+      .def("use", &Layer::use, nb::arg("rank"), nb::arg("weights"))
+      .def(
+          "empty",
+          [](Layer& l, uint32_t rank, const std::string& type, int64_t rows, int64_t columns) {
+            if (type != "bfloat16" && type != "int16")
+              throw nb::value_error("empty(): no such type");
+            return l.empty(rank, type == "int16" ? carrier(2) : kBf16, rows, columns);
+          },
+          nb::arg("rank"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"));
+}
+
+void bind_life(nb::class_<Layer>& layer) {
+  layer.def("synchronize", &Layer::synchronize, nb::arg("timeout"), nb::arg("stream").none())
+      .def("check", &Layer::check)
+      .def("reset", &Layer::reset, nb::arg("timeout"))
+      .def(
+          "statistics",
+          [](Layer& l, uint32_t rank, double timeout) {
+            const ep::Statistics got = l.statistics(rank, timeout);
+            return std::pair(got.expert_selections, got.source_wait_ns);
+          },
+          nb::arg("rank"), nb::arg("timeout"))
+      .def("sibling", &Layer::sibling)
+      .def("weight_layout", &layout_of, nb::arg("rank"))
+      .def("close", &Layer::close);
+}
+
+}  // namespace
+
+void add_moe_layer(nb::module_& m) {
+  nb::class_<BegunForward>(m, "MoeForward")
+      .def_prop_ro("rank", [](const BegunForward& b) { return b.rank; })
+      .def_prop_ro("tokens", [](const BegunForward& b) { return b.tokens; })
+      .def_prop_ro("device", [](const BegunForward& b) { return b.device; })
+      .def_prop_ro("framework", [](const BegunForward& b) { return static_cast<int>(b.framework); })
+      .def_prop_ro("ended", [](const BegunForward& b) { return b.begun == nullptr; });
+  nb::class_<Layer> layer(m, "MoeLayer");
+  layer
+      .def(
+          "__init__",
+          [](Layer* where, nb::object options, uint32_t world, RankList local, bool cpu,
+             std::shared_ptr<symm::Exchange> exchange, double timeout) {
+            make_layer(where, options,
+                       {world, std::move(local), cpu, std::move(exchange), timeout});
+          },
+          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
+          nb::arg("exchange").none(), nb::arg("timeout"))
+      .def_prop_ro("world", &Layer::world)
+      .def_prop_ro("twin", &Layer::twin)
+      .def_prop_ro("closed", &Layer::closed)
+      .def_prop_ro("ranks", &ranks_of)
+      .def_prop_ro("memory", [](const Layer& l) { return dict_of(l.memory()); });
+  bind_calls(layer);
+  bind_life(layer);
+  m.def(
+      "framework_of",
+      [](nb::object array, const char* call, const char* name) {
+        const Tensor t = tensor_of(array, call, name);
+        return nb::make_tuple(static_cast<int>(t.framework), t.shape[0], t.shape[1], t.device);
+      },
+      nb::arg("array"), nb::arg("call"), nb::arg("name"));
+}
+
+}  // namespace crossdock::python

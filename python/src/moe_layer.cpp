@@ -1,0 +1,158 @@
+// Layer: making it, weights, and waiting. Forwards are in moe_forward.cpp. See moe_layer.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include "moe_layer.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/stream.hpp"
+#include "ep/core.hpp"
+#include "ep_checks.hpp"
+#include "errors.hpp"
+
+namespace crossdock::python {
+
+Layer::Layer(ep::Group group, moe::Layer layer, const moe::LayerOptions& options)
+    : shared_(std::make_shared<Shared>()) {
+  Shared& s = *shared_;
+  s.box = std::make_shared<GroupBox>(std::move(group));
+  s.options = options;
+  s.memory = layer.memory();
+  const symm::Group& symmetric = s.box->ranks();
+  s.world = symmetric.world();
+  s.twin = s.box->twin();
+  for (const uint32_t rank : symmetric.local_ranks()) {
+    const cuda::Context* const context = symmetric.rank(rank).device().context();
+    s.ranks.push_back({rank, context == nullptr ? kHost : context->ordinal()});
+  }
+  layer_ = keep(s.box, s.ranks.front().rank, std::move(layer));
+}
+
+Layer::Layer(std::shared_ptr<Shared> shared, moe::Layer layer)
+    : shared_(std::move(shared)),
+      layer_(keep(shared_->box, shared_->ranks.front().rank, std::move(layer))) {}
+
+Layer Layer::sibling() const {
+  const auto [layer, lock] = enter(shared_->ranks.front().rank);
+  return {shared_, layer->sibling()};
+}
+
+std::shared_ptr<moe::Layer> Layer::open() const {
+  if (layer_ == nullptr)
+    raise(make_error(Code::kClosed, "moe: the layer is closed: make a new one"));
+  return layer_;
+}
+
+Layer::Call Layer::enter(uint32_t rank) const {
+  (void)open();
+  std::unique_lock<std::mutex> lock = shared_->box->enter(rank);
+  // Somebody may have closed the layer while this call waited for its turn.
+  return {open(), std::move(lock)};
+}
+
+int Layer::device_of(uint32_t rank) const {
+  for (const LocalRank& local : shared_->ranks)
+    if (local.rank == rank) return local.device;
+  raise(invalid_argument(
+      fmt::format("moe: rank {} is not one of the {} ranks of this process: see Layer.local_ranks",
+                  rank, shared_->ranks.size())));
+}
+
+moe::WeightLayout Layer::weight_layout(uint32_t rank) const {
+  (void)device_of(rank);
+  return open()->weight_layout(rank);
+}
+
+// ---- weights -----------------------------------------------------------------------------------
+
+void Layer::load(uint32_t rank, const LayerWeights& weights, double timeout) {
+  const auto [layer, lock] = enter(rank);
+  (void)device_of(rank);
+  if (weights.device != kHost)
+    refuse(fmt::format("moe load: the weights are on GPU {}: use() takes them as they are",
+                       weights.device));
+  const Deadline deadline = deadline_in(timeout);
+  value_or_raise(launch([&] { return layer->load(rank, weights.view, deadline); }));
+}
+
+void Layer::use(uint32_t rank, const LayerWeights& weights) {
+  const auto [layer, lock] = enter(rank);
+  if (weights.device != device_of(rank) || twin())
+    refuse(fmt::format(
+        "moe use: the weights are on {}, and rank {} runs {}: load() copies weights "
+        "of the host",
+        weights.device == kHost ? "the host" : fmt::format("GPU {}", weights.device), rank,
+        twin() ? "in the twin, which reads its own memory only"
+               : fmt::format("on GPU {}", device_of(rank))));
+  value_or_raise(layer->use(rank, weights.view));
+}
+
+Array Layer::empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns) {
+  const auto [layer, lock] = enter(rank);
+  (void)device_of(rank);
+  const auto bytes = static_cast<uint64_t>(rows * columns) * type.bytes;
+  auto memory = value_or_raise(twin_memory(shared_->box, rank, bytes));
+  void* const address = memory->address();
+  return matrix(std::move(memory), address, type, rows, columns);
+}
+
+// ---- waiting -----------------------------------------------------------------------------------
+
+void Layer::synchronize(double timeout, nb::handle stream) {
+  const auto layer = open();
+  Shared& s = *shared_;
+  const Deadline deadline = deadline_in(timeout);
+  std::vector<cuda::Stream> streams;
+  for (const LocalRank& local : s.ranks) {
+    const moe::StreamPtr of_rank = stream_of(stream, s.framework, local.device);
+    if (of_rank == nullptr) continue;
+    streams.push_back(cuda::Stream::borrow(*s.box->ranks().rank(local.rank).device().context(),
+                                           static_cast<cuda::StreamHandle>(of_rank)));
+  }
+  // In the twin waiting is running, which is a call; on GPUs others may launch meanwhile.
+  std::unique_lock<std::mutex> lock;
+  if (s.twin) lock = enter(s.ranks.front().rank).lock;
+  const Copies copies = std::exchange(s.copies, {});
+  const auto wait = [&]() -> Result<> {
+    const nb::gil_scoped_release release;
+    for (const cuda::Stream& on : streams)
+      CROSSDOCK_CHECK_OK(on.synchronize(deadline));
+    return layer->synchronize(deadline);
+  };
+  const Result<> done = wait();
+  copies.copy_back();
+  value_or_raise(done);
+}
+
+void Layer::check() {
+  value_or_raise(open()->check());
+}
+
+void Layer::reset(double timeout) {
+  const auto layer = open();
+  const Deadline deadline = deadline_in(timeout);
+  const auto reset = [&] {
+    const nb::gil_scoped_release release;
+    const auto locks = shared_->box->enter_all();
+    return layer->reset(deadline);
+  };
+  const Result<> done = reset();
+  shared_->copies = {};
+  value_or_raise(done);
+}
+
+ep::Statistics Layer::statistics(uint32_t rank, double timeout) {
+  const auto layer = open();
+  const Deadline deadline = deadline_in(timeout);
+  const auto read = [&] {
+    const nb::gil_scoped_release release;
+    const auto locks = shared_->box->enter_all();
+    return layer->statistics(rank, deadline);
+  };
+  return value_or_raise(read());
+}
+
+void Layer::close() {
+  layer_.reset();
+}
+
+}  // namespace crossdock::python

@@ -1,0 +1,106 @@
+// See moe_options.hpp. SPDX-License-Identifier: Apache-2.0
+#include "moe_options.hpp"
+
+#include <array>
+#include <fmt/format.h>
+#include <string>
+#include <utility>
+
+#include "bind.hpp"
+#include "ep_options.hpp"
+#include "errors.hpp"
+
+namespace crossdock::python {
+namespace {
+
+using moe::Format;
+using moe::GemmTile;
+
+constexpr std::array<std::pair<const char*, Format>, 2> kFormats = {
+    {{"bf16", Format::kBf16}, {"e4m3", Format::kE4m3}}};
+constexpr std::array<std::pair<const char*, GemmTile>, 6> kTiles = {{{"auto", GemmTile::kAuto},
+                                                                     {"128", GemmTile::k128},
+                                                                     {"64", GemmTile::k64},
+                                                                     {"32", GemmTile::kFew32},
+                                                                     {"16", GemmTile::kFew16},
+                                                                     {"8", GemmTile::kFew8}}};
+
+// The value of that name; `what` is for the message.
+template <class T, std::size_t kCount>
+T named(const char* what, nb::handle given,
+        const std::array<std::pair<const char*, T>, kCount>& all) {
+  const std::string name = text_of(given);
+  std::string known;
+  for (const auto& [text, value] : all) {
+    if (name == text) return value;
+    known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", text);
+  }
+  raise(invalid_argument(fmt::format("{} = {} must be one of {}", what, name, known)));
+}
+
+nb::dict sizes_of(nb::handle options, std::uint32_t world) {
+  moe::LayerOptions out = layer_options_of(options);
+  out.ranks.world = world;
+  return dict_of(value_or_raise(moe::layer_sizes(out)));
+}
+
+}  // namespace
+
+moe::Format format_of(nb::handle name) {
+  return named("format", name, kFormats);
+}
+moe::GemmTile tile_of(nb::handle name) {
+  return named("tile", name, kTiles);
+}
+const char* name_of(moe::Format format) {
+  for (const auto& [name, value] : kFormats)
+    if (value == format) return name;
+  return "unknown";
+}
+
+moe::LayerOptions layer_options_of(nb::handle options) {
+  moe::LayerOptions out;
+  const auto read = [&](const char* name, std::uint32_t& field) {
+    field = number_of(options.attr(name), name);
+  };
+  read("experts", out.experts);
+  read("top_k", out.top_k);
+  read("max_tokens", out.max_tokens);
+  read("hidden", out.hidden);
+  read("inter", out.inter);
+  read("max_places", out.max_places);
+  read("dispatch_sms", out.dispatch_sms);
+  read("combine_sms", out.combine_sms);
+  read("gemm_sms", out.gemm_sms);
+  out.format = format_of(options.attr("format"));
+  out.tile = tile_of(options.attr("tile"));
+  out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
+  out.fast = nb::cast<bool>(options.attr("fast"));
+  out.statistics = nb::cast<bool>(options.attr("statistics"));
+  out.clamp = nb::cast<float>(options.attr("clamp"));
+  out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");
+  out.compile_timeout = std::chrono::duration_cast<std::chrono::seconds>(
+      seconds_of(nb::cast<double>(options.attr("compile_timeout")), "compile_timeout"));
+  return out;
+}
+
+nb::dict dict_of(const moe::LayerSizes& sizes) {
+  nb::dict weights, out;
+  weights["gate_up_bytes"] = sizes.weights.gate_up_bytes;
+  weights["gate_up_scales"] = sizes.weights.gate_up_scales;
+  weights["down_bytes"] = sizes.weights.down_bytes;
+  weights["down_scales"] = sizes.weights.down_scales;
+  out["group"] = dict_of(sizes.group);
+  out["places"] = sizes.places;
+  out["activation_bytes"] = sizes.activation_bytes;
+  out["output_bytes"] = sizes.output_bytes;
+  out["weights"] = weights;
+  return out;
+}
+
+void add_moe_options(nb::module_& m) {
+  m.def("moe_sizes", &sizes_of, nb::arg("options"), nb::arg("world"));
+  m.attr("moe_weight_layout_version") = moe::kWeightLayoutVersion;
+}
+
+}  // namespace crossdock::python

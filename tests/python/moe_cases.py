@@ -1,0 +1,123 @@
+"""Cases of expert layers for the tests here: weights and tokens from a seed, a layer in the twin with
+them, and the comparison with the reference of crossdock.testing."""
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import math
+
+import numpy as np
+
+from cases import TIMEOUT
+from crossdock import moe
+from crossdock.testing import ep_reference as ep_ref
+from crossdock.testing import moe_reference as ref
+
+#: Adding up in fp32 turns hardly a rounding of sums in fp64; on GPUs e4m3 turns many, by little.
+MOST_UNEQUAL = 0.005
+
+
+@dataclasses.dataclass
+class Case:
+    world: int = 2
+    experts: int = 6
+    top_k: int = 3
+    max_tokens: int = 9
+    hidden: int = 256
+    inter: int = 128
+    format: str = "e4m3"
+    quantised: bool = False  # the tokens come as e4m3
+    clamp: float = 4.0
+    weights: bool = True
+    residual: bool = False
+    wide_ids: bool = False
+    seed: int = 1
+
+    def options(self, **more) -> moe.Options:
+        return moe.Options(experts=self.experts, top_k=self.top_k, max_tokens=self.max_tokens,
+                           hidden=self.hidden, inter=self.inter, format=self.format,
+                           wide_ids=self.wide_ids, clamp=self.clamp, **more)
+
+    def layer(self, **more) -> moe.Layer:
+        return moe.Layer(self.options(**more), world=self.world, backend="twin", timeout=TIMEOUT)
+
+
+@dataclasses.dataclass
+class Data:
+    """Everything that goes into a layer."""
+
+    case: Case
+    gate_up: np.ndarray
+    down: np.ndarray
+    sent: list
+    residual: list
+
+    def experts_of(self, rank: int) -> slice:
+        return slice(*(ep_ref.first_expert(self.case.experts, self.case.world, r)
+                       for r in (rank, rank + 1)))
+
+    def weights(self, rank: int) -> moe.Weights:
+        mine = self.experts_of(rank)
+        return moe.Weights.prepare(self.gate_up[mine], self.down[mine], format=self.case.format)
+
+    def want(self) -> list:
+        experts = ref.experts_of(self.gate_up, self.down, self.case.format)
+        return ref.forward(self.sent, experts, clamp=self.case.clamp,
+                           residual=self.residual if self.case.residual else None)
+
+
+def matrices(seed: int, shape: tuple) -> np.ndarray:
+    """fp32 values that bf16 has, so that every format begins with the same; blocks differ."""
+    random = np.random.default_rng(seed)
+    values = random.normal(0, 1 / math.sqrt(shape[-1]), shape) * (1 + random.integers(0, 4, shape[:1])
+                                                                 [:, None, None])
+    return ref.round_bf16(values)
+
+
+def data_of(case: Case) -> Data:
+    sent, residual = [], []
+    for rank in range(case.world):
+        random = np.random.default_rng([case.seed, rank])
+        count = 0 if case.world >= 4 and rank == case.world - 1 else case.max_tokens - rank
+        ids = random.integers(0, case.experts, (count, case.top_k))
+        ids = np.where(random.random(ids.shape) < 0.1, -1, ids)
+        rows = ep_ref.bf16_encode(random.normal(0, 1, (count, case.hidden)))
+        scales = None
+        if case.quantised:
+            rows, scales = ep_ref.cast(rows)
+        weights = random.random(ids.shape, dtype=np.float32) if case.weights else None
+        sent.append(ep_ref.Tokens(rows, ids.astype(np.int64 if case.wide_ids else np.int32), weights,
+                                  scales))
+        residual.append(ep_ref.bf16_encode(random.normal(0, 1, (count, case.hidden))))
+    gate_up = matrices(11, (case.experts, 2 * case.inter, case.hidden))
+    return Data(case, gate_up, matrices(13, (case.experts, case.hidden, case.inter)), sent, residual)
+
+
+def loaded(case: Case, data: Data, **more) -> moe.Layer:
+    layer = case.layer(**more)
+    for rank in layer.local_ranks:
+        layer.load(data.weights(rank), rank=rank)
+    return layer
+
+
+def given(data: Data, rank: int) -> dict:
+    """What a forward of the rank is called with, its output aside."""
+    of = data.sent[rank]
+    return {"rows": of.rows, "ids": of.ids, "weights": of.weights, "scales": of.scales, "rank": rank}
+
+
+def residual_of(data: Data, rank: int) -> dict:
+    return {"residual": data.residual[rank] if data.case.residual else None}
+
+
+def forward(layer: moe.Layer, data: Data) -> list:
+    """Of all ranks; the outputs are there when it returns."""
+    outs = [layer.forward(**given(data, r), **residual_of(data, r)) for r in layer.local_ranks]
+    layer.synchronize(TIMEOUT)
+    return outs
+
+
+def check(outs: list, wants: list, most_unequal: float = MOST_UNEQUAL) -> None:
+    for rank, (out, want) in enumerate(zip(outs, wants)):
+        assert out.shape == want.rows.shape
+        far, unequal = ref.far_from(out, want)
+        assert far <= 1, f"rank {rank}: a value is {far} times too far away"
+        assert unequal <= most_unequal, f"rank {rank}: {unequal:.2%} of the values differ"

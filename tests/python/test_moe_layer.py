@@ -1,0 +1,211 @@
+"""Expert layers from Python in the twin: whole forwards against the reference, halves, siblings,
+statistics, mistakes, faults."""
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cases import TIMEOUT, raises
+from crossdock import Busy, Closed, InvalidArgument, moe
+from crossdock.testing import ep_reference as ep_ref
+from moe_cases import Case, check, data_of, forward, given, loaded, residual_of
+
+
+@pytest.mark.parametrize("case", [
+    Case(world=1, experts=4, top_k=2),
+    Case(world=1, experts=4, format="bf16", weights=False),
+    Case(world=2, experts=5, residual=True),
+    Case(world=2, format="bf16", residual=True),
+    Case(world=2, quantised=True, wide_ids=True),
+    Case(world=4, experts=9, max_tokens=6, wide_ids=True, residual=True),
+    Case(world=4, format="bf16", max_tokens=6, inter=256),
+], ids=lambda c: f"{c.world}-{c.format}-{c.quantised}")
+def test_forwards_give_what_the_reference_gives(case):
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        outs = forward(layer, data)
+        assert outs[0].dtype == np.uint16
+        check(outs, data.want())
+        again = forward(layer, data)
+        for out, same in zip(outs, again):
+            np.testing.assert_array_equal(out, same)
+
+
+def test_outputs_of_the_caller_and_types_of_ml_dtypes():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        wide = np.full((4, 2 * case.hidden), 0xFFFF, np.uint16)
+        out = layer.forward(data.sent[0].rows, data.sent[0].ids, data.sent[0].weights,
+                            out=wide[:, :case.hidden])
+        rows = data.sent[0].rows.view(ml_dtypes.bfloat16)
+        typed = layer.forward(rows, data.sent[0].ids, data.sent[0].weights)
+        layer.synchronize(TIMEOUT)
+        assert typed.dtype == ml_dtypes.bfloat16
+        check([out], data.want())
+        np.testing.assert_array_equal(typed.view(np.uint16), out)
+        assert np.all(wide[:, case.hidden:] == 0xFFFF)
+
+
+def test_halves_give_the_bits_of_wholes():
+    case = Case(residual=True)
+    data = data_of(case)
+    other = data_of(dataclasses.replace(case, seed=2))
+    with loaded(case, data) as layer:
+        whole = [forward(layer, d) for d in (data, other)]
+        begun = {}
+
+        def begin(d):
+            begun[id(d)] = [layer.forward_begin(**given(d, r)) for r in layer.local_ranks]
+
+        def end(d):
+            return [layer.forward_end(b, **residual_of(d, b.rank)) for b in begun[id(d)]]
+
+        begin(data)
+        begin(other)
+        with raises(Busy, "2 forwards of rank 0 have begun, as many as there are slots"):
+            begin(data)
+        outs = [end(data)]
+        begin(data)
+        outs += [end(other), end(data)]
+        layer.synchronize(TIMEOUT)
+        for got, want in zip(outs, (whole[0], whole[1], whole[0])):
+            for one, same in zip(got, want):
+                np.testing.assert_array_equal(one, same)
+        assert all(b.ended for b in begun[id(data)])
+        with raises(InvalidArgument, "this forward has ended"):
+            layer.forward_end(begun[id(data)][0])
+
+
+def test_what_begins_keeps_its_input_until_it_ends():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        want = forward(layer, data)[0]
+        begun = layer.forward_begin(data.sent[0].rows.copy(), data.sent[0].ids.copy(),
+                                    data.sent[0].weights.copy())
+        gc.collect()
+        layer.synchronize(TIMEOUT)  # between the halves
+        out = layer.forward_end(begun)
+        layer.synchronize(TIMEOUT)
+        np.testing.assert_array_equal(out, want)
+        del begun
+        dropped = layer.forward_begin(data.sent[0].rows, data.sent[0].ids)
+        del dropped  # gives its slot back
+        for _ in range(3):
+            np.testing.assert_array_equal(forward(layer, data)[0], want)
+
+
+def test_siblings_share_all_but_the_weights():
+    case = Case(world=2, max_tokens=4)
+    data = data_of(case)
+    other = dataclasses.replace(data, gate_up=data.gate_up[:, ::-1].copy())
+    layer = loaded(case, data)
+    second = layer.sibling()
+    with raises(InvalidArgument, "rank 0 has no weights yet"):
+        forward(second, data)
+    for rank in second.local_ranks:
+        second.load(other.weights(rank), rank=rank)
+    first_outs = [layer.forward(**given(data, r)) for r in (0, 1)]
+    second_outs = [second.forward(**given(data, r)) for r in (0, 1)]
+    second.synchronize(TIMEOUT)
+    check(first_outs, data.want())
+    check(second_outs, other.want())
+    layer.close()
+    check(forward(second, data), other.want())
+    second.close()
+    with raises(Closed, "the layer is closed"):
+        forward(second, data)
+
+
+def test_statistics_and_memory():
+    case = Case(world=2)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        for _ in range(2):
+            forward(layer, data)
+        for rank in (0, 1):
+            got = layer.statistics(rank)
+            mine = data.experts_of(rank)
+            want = [2 * sum(int(np.sum(of.ids == e)) for of in data.sent)
+                    for e in range(mine.start, mine.stop)]
+            assert got.expert_selections == want
+            assert len(got.source_wait_ns) == 2
+        assert layer.memory == moe.layer_sizes(case.options(), 2)
+        assert layer.memory.output_bytes == layer.memory.places * case.hidden * 2
+        assert "ranks [0, 1] of 2" in repr(layer)
+    assert "closed" in repr(layer)
+
+
+def test_wrong_options_are_named():
+    good = Case().options()
+    for change, texts in (({"hidden": 200}, ["hidden = 200", "pad to 256"]),
+                          ({"inter": 100}, ["inter = 100", "pad to 128"]),
+                          ({"experts": 1}, ["1 experts are fewer than the 2 ranks"]),
+                          ({"clamp": -1.0}, ["clamp = -1"]),
+                          ({"top_k": 0}, ["top_k = 0"]),
+                          ({"format": "fp8"}, ["format = fp8 must be one of"]),
+                          ({"tile": "7"}, ["tile = 7 must be one of"]),
+                          ({"max_tokens": -1}, ["max_tokens = -1 must be a whole number"]),
+                          ({"wait": "x"}, [])):
+        options = dataclasses.replace(good, **change)
+        with pytest.raises(Exception) as caught:
+            moe.Layer(options, world=2, backend="twin")
+        for text in texts:
+            assert isinstance(caught.value, InvalidArgument) and text in caught.value.message
+    with raises(InvalidArgument, "world is missing"):
+        moe.Layer(good, backend="twin")
+    with raises(InvalidArgument, "backend = 'cpu'"):
+        moe.Layer(good, world=2, backend="cpu")
+
+
+def test_wrong_forwards_launch_nothing():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4)
+    data = data_of(case)
+    of = data.sent[0]
+    with loaded(case, data) as layer:
+        def refuse(*texts, **change):
+            arguments = {**given(data, 0), **change}
+            for call in (layer.forward, layer.forward_begin):
+                with raises(InvalidArgument, *texts):
+                    call(**{k: v for k, v in arguments.items()
+                            if call == layer.forward or k not in ("out", "residual")})
+
+        refuse("rows is float32", "bfloat16", rows=of.rows.astype(np.float32))
+        refuse("rows is uint16 [4, 128]", "[tokens, 256]", rows=of.rows[:, :128])
+        refuse("5 tokens are more than the max_tokens = 4", rows=np.zeros((5, 256), np.uint16),
+               ids=np.zeros((5, 2), np.int32), weights=None)
+        refuse("ids is int64", "wide_ids = False", ids=of.ids.astype(np.int64))
+        refuse("ids is int32 [4, 1]", "[4, 2]", ids=of.ids[:, :1])
+        refuse("weights is float64", "float32", weights=of.weights.astype(np.float64))
+        refuse("weights is float32 [3, 2]", weights=of.weights[:3])
+        refuse("rows of e4m3 need scales", rows=ep_ref.cast(of.rows)[0])
+        refuse("rows of bf16 have no scales", scales=np.ones((4, 2), np.float32))
+        refuse("scales is float32 [4, 1]", "[4, 2]", rows=ep_ref.cast(of.rows)[0],
+               scales=np.ones((4, 1), np.float32))
+        refuse("ids must be a torch tensor, a NumPy array", ids=[[1, 2]])
+        refuse("rank 3 is not one of the 1 ranks", rank=3)
+        for change, texts in (({"out": np.zeros((3, 256), np.uint16)}, ["out is uint16 [3, 256]"]),
+                              ({"out": np.zeros((4, 256), np.float32)}, ["out is float32"]),
+                              ({"residual": np.zeros((4, 128), np.uint16)}, ["residual is"])):
+            with raises(InvalidArgument, *texts):
+                layer.forward(**{**given(data, 0), **change})
+        check(forward(layer, data), data.want())
+
+
+def test_a_fault_is_named_and_reset_heals():
+    case = Case(world=2, max_tokens=4)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        right = data.sent[0].ids.copy()
+        data.sent[0].ids[1, 0] = 99
+        with raises(InvalidArgument, "expert 99"):
+            forward(layer, data)
+        with raises(InvalidArgument, "expert 99"):
+            layer.check()
+        layer.reset(TIMEOUT)
+        data.sent[0].ids[:] = right
+        check(forward(layer, data), data.want())
