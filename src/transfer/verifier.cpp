@@ -3,8 +3,10 @@
 #include "transfer/verifier.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <fmt/format.h>
 
+#include "mem/user_memory.hpp"
 #include "transfer/engine_core.hpp"
 #include "transfer/peer_core.hpp"
 #include "wire/checksum.hpp"
@@ -18,28 +20,67 @@ struct Part {
   std::uint64_t local = 0;
 };
 
-constexpr std::size_t kPieceBytes = 1 << 20;  // between looks at whether to go on
+// Copied and hashed while it is in the cache, between looks at whether to go on.
+constexpr std::size_t kPieceBytes = 256 << 10;
 
-// Nothing when the transfer was stopped.
-std::optional<std::vector<Part>> make_parts(const TransferCore& transfer) {
+// Hashes memory whose owner may have unmapped it: never read directly, as that would end the
+// process. Holds no lock; used by one thread.
+class MemoryHasher {
+ public:
+  explicit MemoryHasher(std::function<bool()> stop)
+      : stop_(std::move(stop)), stage_(std::make_unique_for_overwrite<std::byte[]>(kPieceBytes)) {}
+
+  // kInvalidArgument when part of it is gone, kClosed soon after `stop()` turned true.
+  Result<> add(const std::byte* at, std::uint64_t length) {
+    while (length != 0) {
+      if (stop_()) return make_error(Code::kClosed, "the checksum is no longer wanted");
+      const std::span piece(stage_.get(), std::min<std::uint64_t>(kPieceBytes, length));
+      if (const mem::Moved loaded = mem::load_bytes(piece, at); loaded.error != 0)
+        return not_readable(at + loaded.bytes, loaded.error);
+      digest_.update(piece);
+      at += piece.size(), length -= piece.size();
+    }
+    return {};
+  }
+  // Of everything added since the last call.
+  std::uint64_t take() {
+    const std::uint64_t all = digest_.digest();
+    digest_.reset();
+    return all;
+  }
+
+ private:
+  static Error not_readable(const void* at, int error) {
+    if (error != EFAULT)
+      return errno_error(error, fmt::format("read the memory at {} for its checksum", at));
+    Error gone =
+        invalid_argument(fmt::format("checksum of the memory at {}: {}", at, mem::kNotMapped));
+    gone.scope = Scope::kTransfer;
+    gone.native = {Native::Domain::kErrno, EFAULT};
+    return gone;
+  }
+
+  const std::function<bool()> stop_;
+  const std::unique_ptr<std::byte[]> stage_;
+  wire::StreamChecksum digest_;
+};
+
+Result<std::vector<Part>> make_parts(const TransferCore& transfer) {
   const auto& slices = transfer.slices;
+  MemoryHasher hasher([&] { return transfer.stopping(); });
   std::vector<Part> parts;
   for (std::size_t next = 0; next < slices.size();) {
     Part part;
-    wire::StreamChecksum digest;
     // A slice is never larger than half of what a request may cover.
     for (std::uint64_t bytes = 0; next < slices.size() && bytes < wire::kMaxDigestBytes / 2 &&
                                   part.ranges.size() < wire::kMaxDigestRanges;
          ++next) {
       const auto& slice = slices[next];
       part.ranges.push_back({slice.remote, slice.length});
-      for (std::size_t at = 0; at < slice.length; at += kPieceBytes) {
-        if (transfer.stopping()) return std::nullopt;
-        digest.update({slice.local + at, std::min(kPieceBytes, slice.length - at)});
-      }
+      CROSSDOCK_CHECK_OK(hasher.add(slice.local, slice.length));
       bytes += slice.length;
     }
-    part.local = digest.digest();
+    part.local = hasher.take();
     parts.push_back(std::move(part));
   }
   return parts;
@@ -85,7 +126,8 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
   const bool posted = transfer->engine->hasher().post([transfer] {
     if (!transfer->begin_hashing()) return;
     auto parts = make_parts(*transfer);
-    if (!parts) return transfer->finish(transfer->stop_reason());
+    if (!parts.ok())
+      return transfer->finish(transfer->stopping() ? transfer->stop_reason() : parts.error());
     const auto verdict = std::make_shared<Verdict>(transfer, parts->size());
     for (auto& part : *parts)
       transfer->peer->request_digest(std::move(part.ranges), transfer->id,
@@ -101,7 +143,7 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
                                     const mem::RegionTable& regions,
                                     const std::function<bool()>& stop) {
-  wire::StreamChecksum digest;
+  MemoryHasher hasher(stop);
   mem::Lease lease;
   std::uint64_t left = wire::kMaxDigestBytes;
   for (const auto& range : ranges) {
@@ -114,13 +156,9 @@ Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges
       CROSSDOCK_TRY(held, regions.lease_inbound(range.addr, range.length, Op::kRead));
       lease = std::move(held);
     }
-    for (std::uint64_t done = 0; done < range.length; done += kPieceBytes) {
-      if (stop()) return make_error(Code::kClosed, "the checksum is no longer wanted");
-      digest.update({reinterpret_cast<const std::byte*>(range.addr + done),
-                     std::min<std::uint64_t>(kPieceBytes, range.length - done)});
-    }
+    CROSSDOCK_CHECK_OK(hasher.add(reinterpret_cast<const std::byte*>(range.addr), range.length));
   }
-  return digest.digest();
+  return hasher.take();
 }
 
 }  // namespace crossdock::transfer::detail

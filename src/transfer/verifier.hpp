@@ -16,8 +16,8 @@ namespace crossdock::transfer::detail {
 void verify_transfer(const std::shared_ptr<TransferCore>& transfer);
 
 // The target's half: the digest of ranges of this engine's memory. kInvalidArgument or kDenied when
-// one is not in a region that peers may read or write, kInvalidArgument for more than
-// wire::kMaxDigestBytes, kClosed soon after `stop()` turned true.
+// one is not in a region that peers may read or write, kInvalidArgument for memory that is not
+// mapped any more and for more than wire::kMaxDigestBytes, kClosed soon after `stop()` turned true.
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
                                     const mem::RegionTable& regions,
                                     const std::function<bool()>& stop);

@@ -5,7 +5,8 @@
 //     WRITE   header | count descriptors | payload    ->
 //                                               <-  ACK header | message     bytes are in place
 //     READ    header | count descriptors        ->
-//                                               <-  READ_DATA header | payload   or  ACK (refused)
+//                                               <-  READ_DATA header | payload, then ACK: the
+//                                                   payload counts, or not;  or ACK alone: refused
 //
 //   offset 0  magic u16 "XD"       2  type u8            3  flags u8 (bit 0: payload checksum)
 //          4  count u16 (descriptors; ACK: bytes of the message)

@@ -18,8 +18,6 @@ constexpr std::uint64_t kAnswerAfterBytes = 256 * 1024;
 constexpr int kStepBudget = 64;
 // How far back a range looks for a lease that covers it.
 constexpr std::size_t kLeasesToTry = 8;
-constexpr std::string_view kNotMapped =
-    "the memory is not mapped any more; keep it mapped until its region is released";
 
 }  // namespace
 
@@ -128,15 +126,9 @@ LaneIn::Step LaneIn::begin(const wire::DataHeader& header) {
     return Step::kGo;
   }
   payload_.clear();
-  if (!write && !ranges_readable()) return answer(Code::kInvalidArgument, kNotMapped);
-  if (!write) {
-    const auto size = wire::encode_read_data(
-        {.request_id = header.request_id, .payload_bytes = header.payload_bytes},
-        std::span(answers_).subspan(answers_end_));
-    if (!size.ok()) return end(size.error().message);
-    answers_end_ += *size;
-    payload_.add(answers_.data() + answers_begin_, answers_end_ - answers_begin_, true);
-  }
+  if (!write && !ranges_readable()) return answer(Code::kInvalidArgument, mem::kNotMapped);
+  if (!write)
+    if (const Step begun = begin_read(); begun != Step::kGo) return begun;
   for (std::size_t i = 0; i < header.count; ++i) {
     // The ranges are leased: they lie in memory of this process.
     auto* at = reinterpret_cast<std::byte*>(descriptors_[i].addr);
@@ -145,6 +137,29 @@ LaneIn::Step LaneIn::begin(const wire::DataHeader& header) {
     payload_.add(at, descriptors_[i].length, i == 0);
   }
   phase_ = write ? Phase::kWrite : Phase::kRead;
+  return write ? Step::kGo : add_verdict(Code::kOk, {});
+}
+
+LaneIn::Step LaneIn::begin_read() {
+  const auto size = wire::encode_read_data(
+      {.request_id = header_.request_id, .payload_bytes = header_.payload_bytes},
+      std::span(answers_).subspan(answers_end_));
+  if (!size.ok()) return end(size.error().message);
+  answers_end_ += *size;
+  payload_.add(answers_.data() + answers_begin_, answers_end_ - answers_begin_, true);
+  return Step::kGo;
+}
+
+LaneIn::Step LaneIn::add_verdict(Code status, std::string_view message) {
+  const auto size =
+      wire::encode_ack({.request_id = header_.request_id,
+                        .status = status,
+                        .bytes_applied = status == Code::kOk ? header_.payload_bytes : 0,
+                        .message = message},
+                       verdict_);
+  if (!size.ok()) return end(size.error().message);
+  verdict_bytes_ = *size;
+  payload_.add(verdict_.data(), verdict_bytes_, true);
   return Step::kGo;
 }
 
@@ -176,7 +191,7 @@ LaneIn::Step LaneIn::receive_payload() {
     return sent == Step::kEnd ? sent : Step::kWait;
   }
   if (io.status == Io::kFailed && io.error == EFAULT)
-    return refuse_rest(Code::kInvalidArgument, std::string(kNotMapped));
+    return refuse_rest(Code::kInvalidArgument, std::string(mem::kNotMapped));
   if (io.status != Io::kProgress) return shut(io.status == Io::kFailed), Step::kEnd;
   if (!payload_.empty()) return Step::kGo;
   return answer(Code::kOk, {});
@@ -199,7 +214,7 @@ LaneIn::Step LaneIn::drain_payload() {
   return answer(refusal_, refusal_text_);
 }
 
-// Sends what waits in `answers_`, the last of it the head of this READ_DATA, and the payload.
+// Sends what waits in `answers_`, the last of it the head of this READ_DATA, payload and verdict.
 LaneIn::Step LaneIn::send_payload() {
   if (head_unsent() && expires_.passed())
     return refuse_read(Code::kDeadline, "the request expired before its first byte could be sent");
@@ -209,8 +224,7 @@ LaneIn::Step LaneIn::send_payload() {
     // From now on these regions are looked at before a byte of them is promised.
     for (const auto& lease : leases_)
       lease.region()->torn.store(true);
-    if (head_unsent()) return refuse_read(Code::kInvalidArgument, kNotMapped);
-    return end(kNotMapped);
+    return head_unsent() ? refuse_read(Code::kInvalidArgument, mem::kNotMapped) : spoil_read();
   }
   if (io.status != Io::kProgress) return shut(true), Step::kEnd;
   payload_.consume(io.bytes);
@@ -223,17 +237,30 @@ LaneIn::Step LaneIn::send_payload() {
 }
 
 bool LaneIn::head_unsent() const {
-  return payload_.bytes() >= wire::kDataHeaderBytes + std::uint64_t{header_.payload_bytes};
+  return payload_.bytes() >=
+         wire::kDataHeaderBytes + std::uint64_t{header_.payload_bytes} + verdict_bytes_;
 }
 
 // The answers before it, of which some may have left, go on their way.
 LaneIn::Step LaneIn::refuse_read(Code status, std::string_view message) {
   const std::uint64_t unsent_answers =
-      payload_.bytes() - header_.payload_bytes - wire::kDataHeaderBytes;
+      payload_.bytes() - header_.payload_bytes - wire::kDataHeaderBytes - verdict_bytes_;
   answers_end_ -= wire::kDataHeaderBytes;
   answers_begin_ = answers_end_ - unsent_answers;
   payload_.clear();
   return answer(status, message);
+}
+
+// What has begun is completed, or the lane and everybody on it is lost: the verdict tells that the
+// bytes count for nothing.
+LaneIn::Step LaneIn::spoil_read() {
+  const std::uint64_t left = payload_.bytes() - verdict_bytes_;
+  const std::uint64_t data_left = std::min<std::uint64_t>(left, header_.payload_bytes);
+  const std::uint64_t head_left = left - data_left;
+  payload_.clear();
+  if (head_left != 0) payload_.add(answers_.data() + answers_end_ - head_left, head_left, true);
+  payload_.add_filler(data_left);
+  return add_verdict(Code::kInvalidArgument, mem::kNotMapped);
 }
 
 bool LaneIn::ranges_readable() const {
@@ -242,7 +269,7 @@ bool LaneIn::ranges_readable() const {
   if (!torn) return true;
   return std::all_of(descriptors_.begin(), descriptors_.begin() + header_.count,
                      [](const wire::Descriptor& d) {
-                       return is_readable(reinterpret_cast<const void*>(d.addr), d.length);
+                       return mem::is_readable(reinterpret_cast<const void*>(d.addr), d.length);
                      });
 }
 

@@ -2,7 +2,8 @@
 //
 //   WRITE ── lease every range ──> payload straight into place ──> ACK
 //              └─ refused ───────> payload is drained ───────────> ACK with code and sentence
-//   READ ─── lease every range ──> READ_DATA, payload straight from memory
+//   READ ─── lease every range ──> READ_DATA, payload straight from memory, ACK
+//              └─ memory gone since ─> the rest as zeros, ACK with code and sentence
 //              └─ refused, expired before it began ──────────────> ACK with code and sentence
 //
 // Memory that its owner unmapped without releasing its region costs the request, not the process.
@@ -69,9 +70,13 @@ class LaneIn final : public Pollable {
   Step answer(Code status, std::string_view message);
   // Gives up the frame whose payload is coming: the rest is drained, then refused.
   Step refuse_rest(Code status, std::string message);
+  Step begin_read();
+  // The ACK behind a READ_DATA, the last piece of `payload_`.
+  Step add_verdict(Code status, std::string_view message);
   // Whether no byte of the READ_DATA in progress has left; then it can still be refused.
   [[nodiscard]] bool head_unsent() const;
   Step refuse_read(Code status, std::string_view message);
+  Step spoil_read();
   [[nodiscard]] bool ranges_readable() const;
   Step flush();
   Step fill();
@@ -104,6 +109,8 @@ class LaneIn final : public Pollable {
   std::size_t head_bytes_ = wire::kDataHeaderBytes;  // of the last frame: read that much ahead
   Code refusal_ = Code::kOk;
   std::string refusal_text_;
+  std::array<std::byte, wire::kDataHeaderBytes + wire::kMaxAckMessageBytes> verdict_;
+  std::size_t verdict_bytes_ = 0;  // of the READ in progress
   // Answers that were not sent yet.
   std::array<std::byte, 4096> answers_;
   std::size_t answers_begin_ = 0;

@@ -2,7 +2,6 @@
 #include "transport/tcp/lane_out.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <fmt/format.h>
 
@@ -16,6 +15,8 @@ constexpr std::size_t kStageBytes = 8 * 1024;
 // One turn of a lane, so that the others of its worker are served in between.
 constexpr std::uint64_t kSendBudget = 4u << 20;
 constexpr int kReceiveBudget = 32;
+// Behind the payload of a READ_DATA: its verdict, and the next one's head.
+constexpr std::size_t kReadAhead = 2 * wire::kDataHeaderBytes;
 // In flight and no more than this: the answer is worth polling for.
 constexpr std::uint64_t kSmallFlightBytes = 16 * 1024;
 
@@ -31,9 +32,6 @@ Error lost(std::string message, int error = 0) {
   e.retry = Retry::kAfterReconnect;
   return e;
 }
-
-// Goes out in the place of memory that is gone.
-constexpr std::array<std::byte, 16 * 1024> kFiller{};
 
 Error not_mapped(const void* at) {
   Error e = errno_error(EFAULT, fmt::format("the local memory at {} is not mapped any more; keep "
@@ -165,9 +163,9 @@ bool LaneOut::replace_unmapped() {
   std::uint64_t offset = stream_sent_.load(std::memory_order_relaxed);
   const std::span<iovec> pieces = batch_.pieces.pieces();
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    if (!is_readable(pieces[i].iov_base, pieces[i].iov_len)) {
+    if (!mem::is_readable(pieces[i].iov_base, pieces[i].iov_len)) {
       queue_.spoil(offset, not_mapped(pieces[i].iov_base));
-      batch_.pieces.substitute(i, kFiller);
+      batch_.pieces.substitute(i);
       return true;
     }
     offset += pieces[i].iov_len;
@@ -178,11 +176,10 @@ bool LaneOut::replace_unmapped() {
 // The READ_DATA in progress has no place to go: it is read to its end all the same.
 void LaneOut::divert_payload() {
   queue_.spoil_oldest(not_mapped(payload_.pieces().front().iov_base));
-  std::uint64_t left = payload_.bytes();
+  const std::uint64_t left = payload_.bytes();
   payload_.clear();
   trash_.resize(kFiller.size());
-  for (; left != 0; left -= std::min<std::uint64_t>(left, trash_.size()))
-    payload_.add(trash_.data(), std::min<std::uint64_t>(left, trash_.size()), true);
+  payload_.add_repeated(trash_, left);
 }
 
 LaneOut::Received LaneOut::receive() {
@@ -192,9 +189,8 @@ LaneOut::Received LaneOut::receive() {
                             handled.error().message)));
       return Received::kEnded;
     }
-    const IoResult io = payload_.empty()
-                            ? reader_.fill(fd_.get())
-                            : reader_.receive(fd_.get(), payload_, wire::kDataHeaderBytes);
+    const IoResult io = payload_.empty() ? reader_.fill(fd_.get())
+                                         : reader_.receive(fd_.get(), payload_, kReadAhead);
     if (io.status == Io::kProgress) continue;
     if (io.status == Io::kWouldBlock) return Received::kNothing;
     if (io.status == Io::kFailed && io.error == EFAULT && !payload_.empty()) {
@@ -216,10 +212,6 @@ Result<> LaneOut::handle_staged() {
     while (reader_.unstage(payload_).status == Io::kFailed)
       divert_payload();
     if (!payload_.empty()) return {};
-    if (reading_) {
-      reading_ = false;
-      deliver(*queue_.oldest());
-    }
     const wire::Bytes staged = reader_.staged();
     if (staged.size() < wire::kDataHeaderBytes) return {};
     CROSSDOCK_TRY(header, wire::decode_data_header(staged.first(wire::kDataHeaderBytes)));
@@ -256,6 +248,7 @@ bool LaneOut::wholly_sent(const FlightRecord& record) {
 Result<> LaneOut::handle_ack(const wire::DataHeader& header, wire::Bytes body) {
   CROSSDOCK_TRY(message, wire::decode_ack_message(header, body));
   CROSSDOCK_TRY(record, answered(header));
+  const bool data_came = std::exchange(reading_, false);
   if (header.status != Code::kOk) {
     queue_.settle(
         Error{.code = header.status,
@@ -264,21 +257,22 @@ Result<> LaneOut::handle_ack(const wire::DataHeader& header, wire::Bytes body) {
                                      record.op == Op::kWrite ? "be written" : "be read", message)});
     return {};
   }
-  if (record.op != Op::kWrite || header.payload_bytes != record.bytes)
-    return make_error(Code::kCorrupt,
-                      fmt::format("ACK of {} bytes for a {} of {}", header.payload_bytes,
-                                  verb(record.op), record.bytes));
+  if (data_came != (record.op == Op::kRead) || header.payload_bytes != record.bytes)
+    return make_error(Code::kCorrupt, fmt::format("ACK of {} bytes for a {} of {} with{} data",
+                                                  header.payload_bytes, verb(record.op),
+                                                  record.bytes, data_came ? "" : "out"));
   deliver(record);
   return {};
 }
 
-// The payload that follows goes straight to the slices of the frame.
+// The payload that follows goes straight to the slices of the frame; whether it counts is said
+// after it.
 Result<> LaneOut::handle_read_data(const wire::DataHeader& header) {
   if (header.type != wire::DataType::kReadData)
     return make_error(Code::kCorrupt,
                       fmt::format("{} from a target", wire::to_string(header.type)));
   CROSSDOCK_TRY(record, answered(header));
-  if (record.op != Op::kRead || header.payload_bytes != record.bytes)
+  if (record.op != Op::kRead || header.payload_bytes != record.bytes || reading_)
     return make_error(Code::kCorrupt,
                       fmt::format("READ_DATA of {} bytes for a {} of {}", header.payload_bytes,
                                   verb(record.op), record.bytes));

@@ -2,7 +2,7 @@
 // reads the answers:
 //
 //   post() ─> ShardQueue ─ cut ─> sendmsg: head, payload from the user's memory ──> target
-//   shard_progress, shard_finished <─ settle <─ ACK, or READ_DATA straight into place ─┘
+//   shard_progress, shard_finished <─ settle <─ ACK, for a READ behind its READ_DATA ──┘
 //
 // Sending takes `send_mutex_` and is done by the worker, or by the thread inside post() when the
 // lane is idle and the shard small. Receiving, every callback and closing the descriptor are the
@@ -91,7 +91,7 @@ class LaneOut final : public Pollable {
   // The worker's.
   LaneReader reader_;
   PieceList payload_;             // where the READ_DATA that is being received goes
-  bool reading_ = false;          // such a frame is under way
+  bool reading_ = false;          // such a frame came and its ACK has not
   std::vector<std::byte> trash_;  // takes what was meant for memory that is gone
 };
 

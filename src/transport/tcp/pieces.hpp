@@ -6,14 +6,15 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "mem/user_memory.hpp"
 #include "transport/tcp/socket_io.hpp"
-#include "transport/tcp/user_memory.hpp"
 
 namespace crossdock::transport::tcp {
 
@@ -28,9 +29,13 @@ inline void prefetch_piece(const void* data, std::size_t length) noexcept {
     __builtin_prefetch(at + i * kLine, kForWriting ? 1 : 0, 3);
 }
 
+// Goes out in the place of memory that is gone.
+inline constexpr std::array<std::byte, 16 * 1024> kFiller{};
+
 class PieceList {
  public:
-  explicit PieceList(std::size_t capacity = kMaxIov) { pieces_.reserve(capacity + 1); }
+  // A full list may take one more in front and one behind: the heads of what comes next.
+  explicit PieceList(std::size_t capacity = kMaxIov) { pieces_.reserve(capacity + 2); }
 
   void clear() noexcept {
     pieces_.clear();
@@ -46,6 +51,14 @@ class PieceList {
     }
     pieces_.push_back({data, length});
   }
+  // The same memory over and over until that makes `length` bytes.
+  void add_repeated(std::span<std::byte> memory, std::uint64_t length) {
+    for (; length != 0; length -= std::min<std::uint64_t>(length, memory.size()))
+      add(memory.data(), std::min<std::uint64_t>(length, memory.size()), true);
+  }
+  void add_filler(std::uint64_t length) {
+    add_repeated({const_cast<std::byte*>(kFiller.data()), kFiller.size()}, length);
+  }
   // Takes back everything from piece number `size` on (as size() said before adding it).
   void truncate(std::size_t size) noexcept {
     while (this->size() > size) {
@@ -59,14 +72,14 @@ class PieceList {
     bytes_ = bytes_ - piece.iov_len + length;
     piece.iov_len = length;
   }
-  // Puts other memory in the place of piece `index`, as often as its length takes.
-  void substitute(std::size_t index, std::span<const std::byte> filler) {
+  // Puts filler in the place of piece `index`.
+  void substitute(std::size_t index) {
     const auto at = static_cast<std::ptrdiff_t>(first_ + index);
     std::size_t left = pieces_[first_ + index].iov_len;
     pieces_.erase(pieces_.begin() + at);
     std::vector<iovec> parts;
     for (; left != 0; left -= parts.back().iov_len)
-      parts.push_back({const_cast<std::byte*>(filler.data()), std::min(left, filler.size())});
+      parts.push_back({const_cast<std::byte*>(kFiller.data()), std::min(left, kFiller.size())});
     pieces_.insert(pieces_.begin() + at, parts.begin(), parts.end());
   }
   // `n` bytes from the front are done.
@@ -122,7 +135,7 @@ class LaneReader {
   IoResult unstage(PieceList& into) noexcept {
     const std::size_t part = std::min<std::uint64_t>(into.bytes(), end_ - begin_);
     if (part == 0) return {Io::kProgress, 0, 0};
-    const Stored stored = store_bytes(into.pieces(), staged().first(part));
+    const mem::Moved stored = mem::store_bytes(into.pieces(), staged().first(part));
     consume(stored.bytes);
     into.consume(stored.bytes);
     return {stored.error == 0 ? Io::kProgress : Io::kFailed, stored.bytes, stored.error};

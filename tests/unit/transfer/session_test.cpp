@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "support/engines.hpp"
+#include "support/fragile.hpp"
 #include "support/raw_client.hpp"
 
 namespace crossdock::testing {
@@ -164,6 +165,26 @@ TEST(Digest, ARequestForTooMuchIsRefused) {
   const auto reply = asked.peer.receive<wire::DigestReply>();
   ASSERT_TRUE(reply);
   EXPECT_EQ(reply->code, Code::kInvalidArgument) << reply->message;
+}
+
+// Memory is hashed by a copy of the kernel's, so what is gone costs the request.
+TEST(Digest, MemoryThatIsGoneIsAnErrorAndNotTheEnd) {
+  const Fragile fragile;
+  auto target = make_engine("tcp");
+  const auto region = target.register_memory(fragile.data(), Fragile::kBytes).value();
+  RawClient peer(target, "curious", 7);
+  const auto ask = [&](std::size_t length) {
+    peer.send(wire::DigestRequest{.sequence = 1, .ranges = {{address_of(region), length}}});
+    return peer.receive<wire::DigestReply>();
+  };
+  fragile.lose_from(Fragile::kBytes / 2);
+  const auto refused = ask(Fragile::kBytes);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, Code::kInvalidArgument);
+  EXPECT_NE(refused->message.find("not mapped"), std::string::npos) << refused->message;
+  const auto rest = ask(Fragile::kBytes / 2);
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(rest->code, Code::kOk) << rest->message;
 }
 
 TEST(Digest, CloseDoesNotWaitForWhatPeersAskedFor) {

@@ -85,6 +85,13 @@ class TcpInitiator : public ::testing::Test {
     out.resize(out.size() + bytes, std::byte{0x42});
     return out;
   }
+  // The whole answer to a READ.
+  static Bytes data_and_verdict(std::uint64_t id, std::uint32_t bytes) {
+    Bytes out = read_data(id, bytes);
+    const Bytes verdict = ack(id, bytes);
+    out.insert(out.end(), verdict.begin(), verdict.end());
+    return out;
+  }
   // One request of 100 bytes is posted and taken; the answer must cost the lane.
   void expect_lost_by(Op op, const std::function<void()>& answer) {
     open();
@@ -128,12 +135,27 @@ TEST_F(TcpInitiator, IsDoneOnlyWhenTheTargetSaysSo) {
 }
 
 TEST_F(TcpInitiator, EveryLieCostsTheLane) {
-  expect_lost_by(Op::kWrite, [&] { send(ack(1, 100)); });                 // not asked
-  expect_lost_by(Op::kWrite, [&] { send(ack(0, 99)); });                  // not all
-  expect_lost_by(Op::kWrite, [&] { send(read_data(0, 100)); });           // another kind
-  expect_lost_by(Op::kRead, [&] { send(ack(0, 100)); });                  // no data
-  expect_lost_by(Op::kRead, [&] { send(read_data(0, 101)); });            // too much
-  expect_lost_by(Op::kRead, [&] { send(read_data(7, 100)); });            // not asked
+  expect_lost_by(Op::kWrite, [&] { send(ack(1, 100)); });        // not asked
+  expect_lost_by(Op::kWrite, [&] { send(ack(0, 99)); });         // not all
+  expect_lost_by(Op::kWrite, [&] { send(read_data(0, 100)); });  // another kind
+  expect_lost_by(Op::kRead, [&] { send(ack(0, 100)); });         // no data
+  expect_lost_by(Op::kRead, [&] { send(read_data(0, 101)); });   // too much
+  expect_lost_by(Op::kRead, [&] { send(read_data(7, 100)); });   // not asked
+  expect_lost_by(Op::kRead, [&] {                                // twice
+    Bytes twice = read_data(0, 100);
+    twice.insert(twice.end(), twice.begin(), twice.end());
+    send(twice);
+  });
+  expect_lost_by(Op::kRead, [&] {  // a verdict on something else
+    Bytes answer = read_data(0, 100);
+    const Bytes verdict = ack(0, 99);
+    answer.insert(answer.end(), verdict.begin(), verdict.end());
+    send(answer);
+  });
+  expect_lost_by(Op::kRead, [&] {  // no verdict
+    send(read_data(0, 100));
+    fd_.reset();
+  });
   expect_lost_by(Op::kWrite, [&] { send(Bytes(64, std::byte{0x20})); });  // noise
   expect_lost_by(Op::kWrite, [&] { fd_.reset(); });                       // goes away
   expect_lost_by(Op::kWrite, [&] { abort_connection(fd_); });
@@ -176,10 +198,32 @@ TEST_F(TcpInitiator, ARefusalIsTheShardsErrorAndTheLaneGoesOn) {
   EXPECT_EQ(bad.shard.slices_done, 0u);
   ASSERT_TRUE(lane_->post(shard(good, Op::kRead, 100)).ok());
   receive_request();
-  send(read_data(1, 100));
+  send(data_and_verdict(1, 100));
   ASSERT_TRUE(sink_.wait(2));
   EXPECT_FALSE(sink_.error(1));
   EXPECT_EQ(memory_[99], std::byte{0x42});
+}
+
+// The memory may have gone while it was sent: what came counts when the target says so afterwards.
+TEST_F(TcpInitiator, TheDataOfAReadCountsWithItsVerdict) {
+  open();
+  OwnedShard spoiled, good;
+  ASSERT_TRUE(lane_->post(shard(spoiled, Op::kRead, 100)).ok());
+  ASSERT_TRUE(lane_->post(shard(good, Op::kRead, 200)).ok());
+  receive_request();
+  receive_request();
+  send(read_data(0, 100));
+  EXPECT_FALSE(sink_.wait(1, 1)) << "before the target said anything";
+  EXPECT_EQ(sink_.progress(), 0u);
+  send(ack(0, 0, Code::kInvalidArgument, "gone"));
+  ASSERT_TRUE(sink_.wait(1));
+  EXPECT_EQ(sink_.error(0)->code, Code::kInvalidArgument);
+  EXPECT_NE(sink_.error(0)->message.find("gone"), std::string::npos);
+  for (const std::byte b : data_and_verdict(1, 200))  // in pieces: nothing depends on packets
+    send({&b, 1});
+  ASSERT_TRUE(sink_.wait(2));
+  EXPECT_FALSE(sink_.error(1));
+  EXPECT_EQ(sink_.progress(), 200u);
 }
 
 // A refused frame in the middle: later frames count, but the prefix ends there.
@@ -300,10 +344,10 @@ TEST_F(TcpInitiator, CancelOfAReadInFlightWaitsForItsData) {
   EXPECT_EQ(sink_.count(), 0u);
   // It may have been cut into frames before the stop: answer all of them.
   std::uint32_t answered = first;
-  send(read_data(0, first));
+  send(data_and_verdict(0, first));
   if (!sink_.wait(1, 1)) {
     const std::uint32_t second = receive_request().header.payload_bytes;
-    send(read_data(1, second));
+    send(data_and_verdict(1, second));
     answered += second;
     ASSERT_TRUE(sink_.wait(1));
   }

@@ -7,6 +7,7 @@
 #include <semaphore>
 #include <sys/ioctl.h>
 
+#include "support/fragile.hpp"
 #include "transport/tcp/lane_in.hpp"
 #include "unit/transport/tcp_support.hpp"
 
@@ -334,6 +335,7 @@ TEST_F(TcpTarget, AReadThatExpiresBeforeItsFirstByteIsRefused) {
       ASSERT_EQ(header.request_id, id);
       if (header.type == wire::DataType::kReadData) {
         ASSERT_EQ(receive(8).size(), 8u);
+        ASSERT_EQ(receive_ack().header.payload_bytes, 8u);
         continue;
       }
       ASSERT_EQ(header.status, Code::kDeadline);
@@ -343,6 +345,43 @@ TEST_F(TcpTarget, AReadThatExpiresBeforeItsFirstByteIsRefused) {
   }
   EXPECT_GE(refused, 1u);
   EXPECT_TRUE(eventually([&] { return record_->leases.load() == 0; }));
+}
+
+// The first half of a READ has left when the second turns out to be gone.
+TEST_F(TcpTarget, AReadThatLosesItsMemoryIsCompletedAndTakenBack) {
+  constexpr auto kBytes = static_cast<std::uint32_t>(crossdock::testing::Fragile::kBytes);
+  const crossdock::testing::Fragile fragile;
+  const mem::NewRegion region{fragile.data(), kBytes, {}};
+  const auto record = regions_.add({&region, 1}, {}).value().front();
+  fragile.lose_from(kBytes / 2);
+  open();
+  Bytes frame(wire::kMaxDataHeadBytes);
+  const auto read = [&](std::uint64_t id, std::uint32_t length) {
+    const std::array range = {wire::Descriptor{address_of(fragile.data()), length}};
+    send(std::span(frame).first(
+        wire::encode_read({.request_id = id, .descriptors = range}, frame).value()));
+  };
+  read(0, kBytes);
+  const auto header = wire::decode_data_header(receive(wire::kDataHeaderBytes)).value();
+  ASSERT_EQ(header.type, wire::DataType::kReadData);
+  const Bytes data = receive(kBytes);
+  ASSERT_EQ(data.size(), kBytes);
+  // The kernel takes whole chunks, so a little of what was still there did not leave.
+  EXPECT_TRUE(std::all_of(data.begin(), data.begin() + kBytes / 4,
+                          [](std::byte b) { return b == std::byte{1}; }));
+  Ack verdict = receive_ack();
+  EXPECT_EQ(verdict.header.request_id, 0u);
+  EXPECT_EQ(verdict.header.status, Code::kInvalidArgument);
+  EXPECT_EQ(verdict.header.payload_bytes, 0u);
+  EXPECT_NE(verdict.message.find("not mapped"), std::string::npos);
+  read(1, kBytes);  // now it is looked at first
+  EXPECT_EQ(receive_ack().header.status, Code::kInvalidArgument);
+  read(2, kBytes / 2);
+  receive(wire::kDataHeaderBytes + kBytes / 2);
+  verdict = receive_ack();
+  EXPECT_EQ(verdict.header.status, Code::kOk);
+  EXPECT_EQ(verdict.header.payload_bytes, kBytes / 2);
+  EXPECT_TRUE(eventually([&] { return record->leases.load() == 0; }));
 }
 
 TEST_F(TcpTarget, AReleasedRegionIsRefused) {

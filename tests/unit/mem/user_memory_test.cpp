@@ -1,5 +1,7 @@
 // Copies to, and looks at, memory that may not be there; with the system's help and without.
 // SPDX-License-Identifier: Apache-2.0
+#include "mem/user_memory.hpp"
+
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -14,9 +16,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "transport/tcp/user_memory.hpp"
-
-namespace crossdock::transport::tcp {
+namespace crossdock::mem {
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -49,7 +49,7 @@ bool all_holds() {
     from[i] = static_cast<std::byte>(i);
   // Uneven pieces, out of order.
   const std::array<iovec, 3> to{iovec{data + kPage, 7}, iovec{data, 193}, iovec{data + 500, 1000}};
-  const Stored stored = store_bytes(to, from);
+  const Moved stored = store_bytes(to, from);
   if (stored.error != 0 || stored.bytes != 300) return false;
   if (std::memcmp(data + kPage, from.data(), 7) != 0 ||
       std::memcmp(data, from.data() + 7, 193) != 0 ||
@@ -57,16 +57,23 @@ bool all_holds() {
     return false;
   // What can be placed is; the rest is told.
   const std::array<iovec, 2> torn{iovec{data, 100}, iovec{data + 2 * kPage, 200}};
-  const Stored part = store_bytes(torn, from);
-  return part.error == EFAULT && part.bytes == 100;
+  const Moved part = store_bytes(torn, from);
+  if (part.error != EFAULT || part.bytes != 100) return false;
+  std::vector<std::byte> loaded(300);
+  if (const Moved all = load_bytes(loaded, from.data()); all.error != 0 || all.bytes != 300)
+    return false;
+  if (loaded != from) return false;
+  // From the last 300 bytes that are there and one more.
+  loaded.resize(301);
+  return load_bytes(loaded, data + 2 * kPage - 300).error == EFAULT;
 }
 
-TEST(TcpUserMemory, StoresAndLooks) {
+TEST(UserMemory, StoresLoadsAndLooks) {
   EXPECT_TRUE(all_holds());
 }
 
 // Containers may forbid process_vm_writev().
-TEST(TcpUserMemory, DoesSoWithoutTheSystemCallsToo) {
+TEST(UserMemory, DoesSoWithoutTheSystemCallsToo) {
   const pid_t child = ::fork();
   if (child == 0) {
     sock_filter filter[] = {
@@ -89,4 +96,4 @@ TEST(TcpUserMemory, DoesSoWithoutTheSystemCallsToo) {
 }
 
 }  // namespace
-}  // namespace crossdock::transport::tcp
+}  // namespace crossdock::mem

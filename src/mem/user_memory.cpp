@@ -1,7 +1,7 @@
-// process_vm_writev() on this process copies within one call and checks every page. Where the
-// system forbids it, a pipe does: slower, and as safe.
+// process_vm_readv() and -writev() on this process copy within one call and check every page. Where
+// the system forbids it, a pipe does: slower, and as safe.
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/tcp/user_memory.hpp"
+#include "mem/user_memory.hpp"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 
 #include "base/fd.hpp"
 
-namespace crossdock::transport::tcp {
+namespace crossdock::mem {
 namespace {
 
 constexpr std::size_t kRanges = 64;  // of one call
@@ -33,11 +33,11 @@ struct Pipe {
 };
 
 // One piece of at most what a pipe holds. Bytes moved, or -1 and errno.
-ssize_t store_by_pipe(const iovec& to, std::span<const std::byte> from) noexcept {
+ssize_t copy_by_pipe(void* to, const void* from, std::size_t bytes) noexcept {
   const Pipe pipe;
   if (!pipe.in) return -1;
-  const ssize_t n = ::write(pipe.in.get(), from.data(), std::min(to.iov_len, from.size()));
-  return n <= 0 ? n : ::read(pipe.out.get(), to.iov_base, static_cast<std::size_t>(n));
+  const ssize_t n = ::write(pipe.in.get(), from, bytes);
+  return n <= 0 ? n : ::read(pipe.out.get(), to, static_cast<std::size_t>(n));
 }
 
 ssize_t store_some(std::span<const iovec> to, std::span<const std::byte> from) noexcept {
@@ -51,13 +51,21 @@ ssize_t store_some(std::span<const iovec> to, std::span<const std::byte> from) n
   }
   const iovec local{const_cast<std::byte*>(from.data()), bytes};
   const ssize_t n = ::process_vm_writev(::getpid(), &local, 1, remote.data(), count, 0);
-  return n < 0 && is_forbidden(errno) ? store_by_pipe(remote[0], from) : n;
+  if (n >= 0 || !is_forbidden(errno)) return n;
+  return copy_by_pipe(remote[0].iov_base, from.data(), remote[0].iov_len);
+}
+
+ssize_t load_some(std::span<std::byte> to, const void* from) noexcept {
+  const iovec local{to.data(), to.size()};
+  const iovec remote{const_cast<void*>(from), to.size()};
+  const ssize_t n = ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0);
+  return n < 0 && is_forbidden(errno) ? copy_by_pipe(to.data(), from, to.size()) : n;
 }
 
 }  // namespace
 
-Stored store_bytes(std::span<const iovec> to, std::span<const std::byte> from) noexcept {
-  Stored stored;
+Moved store_bytes(std::span<const iovec> to, std::span<const std::byte> from) noexcept {
+  Moved stored;
   std::size_t piece = 0;
   std::size_t offset = 0;  // into that piece
   while (stored.bytes < from.size()) {
@@ -79,6 +87,21 @@ Stored store_bytes(std::span<const iovec> to, std::span<const std::byte> from) n
     }
   }
   return stored;
+}
+
+Moved load_bytes(std::span<std::byte> to, const void* from) noexcept {
+  Moved loaded;
+  while (loaded.bytes < to.size()) {
+    const ssize_t n =
+        load_some(to.subspan(loaded.bytes), static_cast<const std::byte*>(from) + loaded.bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      loaded.error = n == 0 ? EFAULT : errno;
+      break;
+    }
+    loaded.bytes += static_cast<std::size_t>(n);
+  }
+  return loaded;
 }
 
 bool is_readable(const void* data, std::size_t length) noexcept {
@@ -103,4 +126,4 @@ bool is_readable(const void* data, std::size_t length) noexcept {
   return true;
 }
 
-}  // namespace crossdock::transport::tcp
+}  // namespace crossdock::mem
