@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace crossdock::testing {
 
@@ -19,6 +20,14 @@ inline std::size_t entries_of(const char* folder) {
 }
 inline std::size_t open_descriptors() {
   return entries_of("/proc/self/fd");
+}
+inline std::size_t open_sockets() {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the iterator's own descriptor, or one of another thread
+    count += std::filesystem::read_symlink(entry.path(), gone).string().starts_with("socket:");
+  }
+  return count;
 }
 inline std::size_t running_threads() {
   return entries_of("/proc/self/task");

@@ -2,9 +2,10 @@
 // failure leaves behind.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <atomic>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <thread>
 #include <utility>
 
 #include "support/engines.hpp"
@@ -12,13 +13,6 @@
 
 namespace crossdock::testing {
 namespace {
-
-[[maybe_unused]] std::size_t resident_kib() {
-  std::ifstream statm("/proc/self/statm");
-  std::size_t total = 0, resident = 0;
-  statm >> total >> resident;
-  return resident * 4;
-}
 
 // No more descriptors than now while it lives.
 class NoMoreDescriptors {
@@ -79,6 +73,79 @@ TEST(Limits, TransfersOpenNoConnections) {
   EXPECT_EQ(open_descriptors(), before);
   EXPECT_EQ(metric(pair.source, "crossdock_peer_connects_total"), 1u);
   EXPECT_EQ(metric(pair.source, "crossdock_redials_total"), 0u);
+}
+
+// Two lanes and a control link to a peer, of which both ends lie in this process: they are made
+// once, and neither load nor failures nor more handles add to them.
+TEST(Limits, ConnectionsToAPeerAreFixedWhateverTheLoad) {
+  constexpr std::size_t kThreads = 32, kEach = 64 << 10, kLinks = 3;
+  auto target = make_engine("tcp");
+  auto source = make_engine("tcp");
+  std::vector<std::byte> from(kThreads * kEach), to(kThreads * kEach);
+  auto local = source.register_memory(from.data(), from.size()).value();
+  auto remote = target.register_memory(to.data(), to.size()).value();
+  const std::size_t before = open_sockets();
+  auto peer = source.open(target.name(), soon()).value();
+  const auto write = [&](std::size_t offset, std::uint64_t to_address, std::size_t length) {
+    const Request request{Op::kWrite, from.data() + offset, to_address, length};
+    return source.transfer(peer, std::span(&request, 1), {.deadline = soon()});
+  };
+  ASSERT_TRUE(write(0, address_of(remote), from.size()).ok());
+  const std::size_t fixed = open_sockets();
+  EXPECT_EQ(fixed, before + 2 * kLinks);
+  std::atomic<std::size_t> at_work{kThreads};
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 20; ++round) {
+        const std::size_t offset = t * kEach;
+        EXPECT_TRUE(write(offset, address_of(remote, offset), round % 2 == 0 ? 64 : kEach).ok());
+        EXPECT_FALSE(write(offset, 8, 8).ok()) << "not in any region";
+        EXPECT_TRUE(source.open(target.name(), soon()).ok());
+      }
+      at_work.fetch_sub(1);
+    });
+  std::size_t most = 0;
+  while (at_work.load() != 0)
+    most = std::max(most, open_sockets());
+  for (auto& thread : threads)
+    thread.join();
+  EXPECT_LE(most, fixed);
+  EXPECT_EQ(open_sockets(), fixed);
+  EXPECT_EQ(metric(source, "crossdock_redials_total"), 0u);
+}
+
+// What 32 bits do not hold arrives whole: offsets into a region, and the length of one request.
+TEST(Limits, MoreThanFourGibibytes) {
+  constexpr std::size_t kBytes = std::size_t{9} << 30, kFar = std::size_t{5} << 30;
+  // Pages get memory when they are touched, and few are.
+  void* const memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  for (const std::string transport : {"shm", "tcp"}) {
+    Pair pair(transport, 1 << 20);
+    auto huge = pair.target.register_memory(memory, kBytes, {.label = "huge"}).value();
+    ASSERT_TRUE(pair.peer.region("huge", soon()).ok());
+    fill_pattern(pair.source_memory.data(), 1 << 20, 4);
+    const Request far{Op::kWrite, pair.source_memory.data(), address_of(huge, kFar), 1 << 20};
+    const auto moved = pair.source.transfer(pair.peer, std::span(&far, 1), {.deadline = soon()});
+    ASSERT_TRUE(moved.ok()) << transport << ": " << moved.error().describe();
+    EXPECT_TRUE(has_pattern(bytes_of(huge, kFar), 1 << 20, 4)) << transport;
+    EXPECT_EQ(*bytes_of(huge, kFar & 0xffff'ffff), std::byte{0}) << transport;
+    ASSERT_TRUE(huge.release(soon()).ok());
+  }
+  auto engine =
+      make_engine("faulty+loopback", {.config = {{"transport.faulty.delay_max", "1min"}}});
+  auto region = engine.register_memory(memory, kBytes).value();
+  auto self = engine.open(engine.name(), soon()).value();
+  const Request long_one{Op::kWrite, memory, address_of(region, kBytes / 2), kBytes / 2};
+  auto transfer = engine.submit(self, std::span(&long_one, 1), {.deadline = Deadline::in(1h)});
+  ASSERT_TRUE(transfer.ok()) << transfer.error().describe();
+  EXPECT_EQ(transfer->status().bytes_total, kBytes / 2);
+  transfer->cancel();
+  EXPECT_EQ(transfer->wait(soon()).code(), Code::kCancelled);
+  ASSERT_TRUE(region.release(soon()).ok());
+  ::munmap(memory, kBytes);
 }
 
 TEST(Limits, FailuresInFlightLeaveNothingBehind) {
