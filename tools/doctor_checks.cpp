@@ -133,7 +133,7 @@ Finding check_huge_pages(const Sysfs& sysfs) {
   if (chosen == "always" || chosen == "advise" || chosen == "within_size" || chosen == "force")
     return {"huge pages", Health::kGood, "shared memory: " + chosen};
   return {"huge pages", Health::kAbsent, "shared memory: " + chosen,
-          "first touches of large shared regions take longer",
+          "first touches of large shared regions and copies of scattered small pages take longer",
           "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"};
 }
 

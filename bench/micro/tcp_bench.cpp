@@ -3,7 +3,8 @@
 // per GB, and the latency of a 64 B write. Usage:
 //
 //   tcp_bench [--mib 512] [--reps 5] [--lanes 2] [--threads 2] [--frame-kib 1024]
-//             [--buffer-kib 0] [--window-mib 16] [--spin-us 0] [--only NAME]
+//             [--buffer-kib 0] [--window-mib 16] [--spin-us 0]
+//             [--huge-pages 0] [--only NAME]
 //
 // The parent is the initiator, a forked child the target. Everything runs in the calling thread but
 // the transport's workers. SPDX-License-Identifier: Apache-2.0
@@ -40,6 +41,7 @@ using namespace crossdock::transport;
 struct Settings {
   std::size_t bytes = 512u << 20;
   int reps = 5;
+  bool huge_pages = false;
   tcp::TcpOptions tcp;
   std::string only;
 };
@@ -49,9 +51,10 @@ struct Settings {
   std::exit(1);
 }
 
-std::byte* map_memory(std::size_t bytes) {
+std::byte* map_memory(std::size_t bytes, bool huge_pages) {
   void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) fail("mmap");
+  (void)::madvise(p, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   std::memset(p, 1, bytes);
   return static_cast<std::byte*>(p);
 }
@@ -113,7 +116,7 @@ void run_plain_target(const Listener& listener, std::byte* memory, std::size_t b
 
 void run_target(const Listener& plain, const Listener& lanes, const Listener& cpu, Shared& shared,
                 const Settings& s) {
-  std::byte* memory = map_memory(s.bytes);
+  std::byte* memory = map_memory(s.bytes, s.huge_pages);
   mem::RegionTable regions;
   const mem::NewRegion region{memory, s.bytes, {}};
   regions.add({&region, 1}, {}).value();
@@ -145,7 +148,7 @@ void run_target(const Listener& plain, const Listener& lanes, const Listener& cp
 class Bench {
  public:
   Bench(const Settings& s, Shared& shared, const Listener& cpu)
-      : s_(s), shared_(shared), memory_(map_memory(s.bytes)), cpu_(cpu.connect()) {}
+      : s_(s), shared_(shared), memory_(map_memory(s.bytes, s.huge_pages)), cpu_(cpu.connect()) {}
 
   struct Figure {
     double gb_per_s = 0;
@@ -350,6 +353,7 @@ Settings parse(int argc, char** argv) {
   s.tcp.window_bytes = number("--window-mib", s.tcp.window_bytes >> 20) << 20;
   s.tcp.spin = std::chrono::microseconds(
       number("--spin-us", static_cast<std::uint64_t>(s.tcp.spin.count()) / 1000));
+  s.huge_pages = number("--huge-pages", 0) != 0;
   s.only = given.count("--only") != 0 ? given["--only"] : "";
   return s;
 }

@@ -20,11 +20,21 @@ namespace {
 // What went wrong is nearly always a limit: tell which one to look at.
 Error memory_error(int errno_value, std::string_view step, std::size_t length) {
   Error error =
-      errno_error(errno_value, fmt::format("{} for {} bytes of shared memory (see `ulimit -a`, "
+      errno_error(errno_value, fmt::format("{} for {} bytes of memory (see `ulimit -a`, "
                                            "/proc/sys/vm/max_map_count and the memory limit)",
                                            step, length));
   error.code = Code::kNoMemory;
   return error;
+}
+
+Result<base::UniqueFd> sealed_memfd(std::size_t bytes, std::string_view name) {
+  base::UniqueFd fd(::memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return memory_error(errno, "memfd_create", bytes);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
+    return memory_error(errno, "ftruncate", bytes);
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return memory_error(errno, "sealing", bytes);
+  return fd;
 }
 
 }  // namespace
@@ -39,21 +49,17 @@ Result<SharedMemory> SharedMemory::create(std::size_t length, const SharedMemory
   SharedMemory memory;
   memory.size_ = length;
   const std::size_t mapped = (length + page - 1) / page * page;
-  memory.fd_.reset(
-      ::memfd_create(std::string(options.name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory.fd_) return memory_error(errno, "memfd_create", length);
-  if (::ftruncate(memory.fd_.get(), static_cast<off_t>(mapped)) != 0)
-    return memory_error(errno, "ftruncate", length);
-  if (::fcntl(memory.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return memory_error(errno, "sealing", length);
-
+  if (options.shared) {
+    CROSSDOCK_TRY(fd, sealed_memfd(mapped, options.name));
+    memory.fd_ = std::move(fd);
+  }
   void* const data =
-      ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd_.get(), 0);
+      ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+             options.shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, memory.fd_.get(), 0);
   if (data == MAP_FAILED) return memory_error(errno, "mmap", length);
   memory.data_ = static_cast<std::byte*>(data);
   memory.mapped_ = mapped;
-  // Fewer page faults and TLB misses where the system allows it for shared memory; no matter if
-  // not.
+  // Fewer page faults and TLB misses where the system allows it; no matter if not.
   (void)::madvise(data, mapped, MADV_HUGEPAGE);
   if (options.populate && ::madvise(data, mapped, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
     return memory_error(errno, "populating", length);

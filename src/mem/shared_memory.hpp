@@ -18,6 +18,9 @@ namespace crossdock::mem {
 
 struct SharedMemoryOptions {
   std::string_view name = "crossdock";  // shown in /proc/<pid>/maps
+  // False: for this process alone, without a descriptor. Linux gives such memory huge pages where
+  // it gives memfds none (`transparent_hugepage/enabled` against `shmem_enabled`).
+  bool shared = true;
   // Gives every page its memory now (0.2 to 0.5 s per GiB) rather than at its first use.
   bool populate = false;
 };

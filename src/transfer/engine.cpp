@@ -1,5 +1,6 @@
 // The public handles: thin doors to the cores behind them.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fmt/format.h>
 
 #include <crossdock/transfer/engine.hpp>
@@ -172,7 +173,11 @@ Result<std::vector<Region>> Engine::register_memory(std::span<const MemoryRange>
 
 Result<Region> Engine::allocate(std::size_t length, RegionOptions options) {
   CROSSDOCK_CHECK_OK(core_->usable());
-  CROSSDOCK_TRY(memory, mem::SharedMemory::create(length, {.name = "crossdock-region"}));
+  const auto& transports = core_->transports();
+  const bool shared = std::any_of(transports.begin(), transports.end(),
+                                  [](const auto& transport) { return transport->maps_memory(); });
+  CROSSDOCK_TRY(memory,
+                mem::SharedMemory::create(length, {.name = "crossdock-region", .shared = shared}));
   const mem::NewRegion fresh{memory.data(), length, {.memfd = memory.fd(), .offset = 0}};
   CROSSDOCK_TRY(cores, core_->add_regions(std::span(&fresh, 1), options));
   cores.front()->memory = std::move(memory);

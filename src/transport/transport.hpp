@@ -182,6 +182,8 @@ class Transport {
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   // Told to every peer in the handshake; at most 512 bytes, may be empty.
   [[nodiscard]] virtual std::string local_address() const = 0;
+  // Whether peers map memory that this engine allocated: then it has to be a memfd.
+  [[nodiscard]] virtual bool maps_memory() const noexcept { return false; }
   // The key a peer needs to reach this region; at most 64 bytes, may be empty.
   [[nodiscard]] virtual std::string export_region(const mem::RegionRecord& region) const = 0;
   // Whether the peer can be reached this way: ok, or why not (kUnreachable).

@@ -37,7 +37,7 @@ struct EngineOptions {
   // Where the control port listens: "127.0.0.1:0", "[::1]:7000", "0.0.0.0:7000". Port 0 lets the
   // system choose. Empty: `control.listen` of the configuration. Nothing else is bound.
   std::string listen = {};
-  // The address peers shall dial, when it is not the one listened on (0.0.0.0, NAT).
+  // The address peers shall dial. Empty: the one listened on; of 0.0.0.0, the one on the way out.
   std::string advertise = {};
   // Metadata: "p2p" (no server: names are addresses), "inproc://id", "file:///dir",
   // "tcp://host:port", "http://host:port/path".
@@ -161,8 +161,8 @@ class CROSSDOCK_API Engine {
   // All or none, announced to peers once.
   Result<std::vector<Region>> register_memory(std::span<const MemoryRange> ranges,
                                               RegionOptions options = {});
-  // Memory of the engine's own, zeroed, page-aligned, which processes on this host map and copy
-  // plainly. Freed when the region is released and the last handle is gone.
+  // Memory of the engine's own, zeroed, page-aligned, freed when released and the last handle is
+  // gone. Processes on this host map it; without transport shm it is private, in huge pages.
   Result<Region> allocate(std::size_t length, RegionOptions options = {});
 
   // Finds `name` in the store, connects, authenticates, learns its regions.

@@ -46,6 +46,7 @@ class FaultyTransport final : public Transport {
 
   [[nodiscard]] std::string_view name() const noexcept override { return name_; }
   [[nodiscard]] std::string local_address() const override { return inner_->local_address(); }
+  [[nodiscard]] bool maps_memory() const noexcept override { return inner_->maps_memory(); }
   [[nodiscard]] std::string export_region(const mem::RegionRecord& region) const override {
     return inner_->export_region(region);
   }

@@ -32,6 +32,7 @@ class ShmTransport final : public Transport {
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shm"; }
   [[nodiscard]] std::string local_address() const override { return control_.address(); }
+  [[nodiscard]] bool maps_memory() const noexcept override { return true; }
   [[nodiscard]] std::string export_region(const mem::RegionRecord& region) const override;
   [[nodiscard]] Result<> reaches(const PeerInfo& peer) override;
   [[nodiscard]] std::uint32_t num_rails() const noexcept override;

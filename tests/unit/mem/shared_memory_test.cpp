@@ -34,6 +34,16 @@ TEST(SharedMemory, CannotBeResizedByAnyHolder) {
   EXPECT_NE(::fcntl(memory->fd(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
+TEST(SharedMemory, OfThisProcessAloneNeedsNoDescriptor) {
+  auto memory = SharedMemory::create(3 * 4096 + 5, {.shared = false, .populate = true});
+  ASSERT_TRUE(memory.ok()) << memory.error().describe();
+  EXPECT_EQ(memory->fd(), -1);
+  EXPECT_EQ(memory->size(), 3u * 4096 + 5);
+  for (const std::byte b : memory->bytes())
+    ASSERT_EQ(b, std::byte{0});
+  memory->data()[4097] = std::byte{42};
+}
+
 TEST(SharedMemory, RefusesNonsenseWithASentence) {
   const auto zero = SharedMemory::create(0);
   EXPECT_EQ(zero.code(), Code::kInvalidArgument);
