@@ -149,6 +149,19 @@ Result<Listener> listen_tcp(const SocketAddress& address, int backlog) {
   return Listener{std::move(fd), bound};
 }
 
+// Connecting a datagram socket only looks up the route. The destinations are reserved for examples.
+Result<SocketAddress> outgoing_address(int family) {
+  const HostPort far{family == AF_INET6 ? "2001:db8::1" : "203.0.113.1", 9};
+  CROSSDOCK_TRY(to, resolve(far, Deadline::in(std::chrono::seconds(1)), {.numeric_only = true}));
+  const UniqueFd fd(::socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd) return errno_error(errno, "socket to look up the way out");
+  if (::connect(fd.get(), to.front().get(), to.front().size()) != 0)
+    return address_error(errno, "look up the way to", to.front());
+  CROSSDOCK_TRY(from, local_address(fd.get()));
+  from.set_port(0);
+  return from;
+}
+
 Result<Listener> listen_tcp(const HostPort& address, Deadline deadline, int backlog) {
   CROSSDOCK_TRY(candidates, resolve(address, deadline));
   std::optional<Error> first_error;

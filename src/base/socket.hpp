@@ -44,6 +44,10 @@ Result<Listener> listen_tcp(const SocketAddress& address, int backlog = 512);
 // Resolves a host first and takes its first address that is of this machine.
 Result<Listener> listen_tcp(const HostPort& address, Deadline deadline, int backlog = 512);
 
+// This machine's address on the way to the rest of the world, by the routes of `family` (AF_INET or
+// AF_INET6), without a port; no packet is sent. kUnreachable when there is no such way.
+Result<SocketAddress> outgoing_address(int family);
+
 // One waiting connection; nothing when there is none (or it went away before it was taken).
 // kNoMemory when descriptors ran out: the connection stays queued.
 Result<std::optional<UniqueFd>> accept_tcp(int listener_fd);

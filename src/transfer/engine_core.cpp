@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.hpp"
+#include "base/socket.hpp"
 #include "transfer/host_identity.hpp"
 
 namespace crossdock::transfer::detail {
@@ -28,6 +29,23 @@ const unsigned char* make_fork_guard() {
   }
   *static_cast<unsigned char*>(page) = 1;
   return static_cast<const unsigned char*>(page);
+}
+
+// What peers are told to dial. A port that listens everywhere has no address of its own; the first
+// interface may be a bridge that ends on this host, so the routes decide.
+std::string dialled_address(const base::SocketAddress& listening, const base::Logger& log) {
+  if (!listening.is_any()) return listening.to_string();
+  Result<base::SocketAddress> way_out = base::outgoing_address(listening.family());
+  // [::] takes IPv4 as well.
+  if (!way_out.ok() && listening.family() == AF_INET6) way_out = base::outgoing_address(AF_INET);
+  if (way_out.ok()) return base::format_host_port(way_out->host(), listening.port());
+  const auto here = base::format_host_port("127.0.0.1", listening.port());
+  log.write(
+      base::LogLevel::kWarn,
+      fmt::format("{} listens on every interface and there is no route out, so peers are told "
+                  "{}: set `advertise` to what they shall dial",
+                  listening.to_string(), here));
+  return here;
 }
 
 Result<base::Config> load_config(const EngineOptions& options) {
@@ -80,7 +98,8 @@ Result<> EngineCore::start(const EngineOptions& options) {
         on_welcome(std::move(link), hello);
       });
   CROSSDOCK_CHECK_OK(server_->listen());
-  address_ = options.advertise.empty() ? server_->address().to_string() : options.advertise;
+  address_ =
+      options.advertise.empty() ? dialled_address(server_->address(), log_) : options.advertise;
   identity_.name = options.name.empty() ? address_ : options.name;
   Result<> listening;
   loop_->run([&] { listening = server_->start(); });

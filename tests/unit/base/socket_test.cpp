@@ -79,6 +79,15 @@ TEST(Socket, AnAddressOfAnotherMachineIsRefusedByName) {
   EXPECT_NE(listener.error().message.find("192.0.2.1"), std::string::npos);
 }
 
+TEST(Socket, TheWayOutIsAnAddressOfThisMachine) {
+  const auto address = outgoing_address(AF_INET);
+  if (!address.ok()) GTEST_SKIP() << "no route: " << address.error().message;
+  EXPECT_EQ(address->family(), AF_INET);
+  EXPECT_EQ(address->port(), 0);
+  EXPECT_FALSE(address->is_any());
+  EXPECT_TRUE(listen_tcp(*address).ok()) << address->host();
+}
+
 TEST(Socket, ConnectToAClosedPortIsUnreachable) {
   SocketAddress address;
   {

@@ -179,6 +179,22 @@ TEST(EngineStore, WhatIsNoStoreIsAnErrorWithinTheDeadline) {
   }
 }
 
+// 0.0.0.0 in a store would make every peer dial itself.
+TEST(EngineStore, AnEngineThatListensEverywhereTellsAnAddressThatCanBeDialled) {
+  for (const std::string everywhere : {"0.0.0.0:0", "[::]:0"}) {
+    const std::string url = "inproc://engine-store-everywhere";
+    auto options = named("decode-0", url);
+    options.listen = everywhere;
+    auto target = make_engine("tcp", options);
+    EXPECT_EQ(target.address().find("0.0.0.0"), std::string::npos);
+    EXPECT_EQ(target.address().find("[::]"), std::string::npos);
+    auto source = make_engine("tcp", named("prefill-0", url));
+    const auto peer = source.open("decode-0", soon());
+    ASSERT_TRUE(peer.ok()) << peer.error().describe();
+    EXPECT_EQ(peer->instance(), target.instance());
+  }
+}
+
 TEST(EngineStore, TheAdvertisedAddressIsTheOneThatPeersDial) {
   const std::string url = "inproc://engine-store-advertise";
   std::string port;
