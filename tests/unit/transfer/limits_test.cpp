@@ -148,6 +148,16 @@ TEST(Limits, MoreThanFourGibibytes) {
   ::munmap(memory, kBytes);
 }
 
+// Memory that no peer maps is private, for which huge pages are easier to have.
+TEST(Limits, OnlyWhatPeersMapIsSharedMemory) {
+  for (const auto& [transports, mapped] : {std::pair{"tcp", 0U}, {"shm,tcp", 1U}}) {
+    auto engine = make_engine(transports);
+    const auto region = engine.allocate(1 << 20).value();
+    EXPECT_EQ(mappings_of("memfd:crossdock-region"), mapped) << transports;
+    EXPECT_EQ(*bytes_of(region, (1 << 20) - 1), std::byte{0});
+  }
+}
+
 TEST(Limits, FailuresInFlightLeaveNothingBehind) {
   EngineOptions options{
       .config = {{"transport.faulty.fail_ppm", "1000000"}, {"transfer.max_retries", "1"}}};
