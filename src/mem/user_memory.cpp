@@ -24,20 +24,27 @@ bool is_forbidden(int error) noexcept {
 
 struct Pipe {
   base::UniqueFd out, in;
+  int error = 0;  // why there is none
   Pipe() noexcept {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+      error = errno;
+      return;
+    }
     out.reset(ends[0]);
     in.reset(ends[1]);
   }
 };
 
-// One piece of at most what a pipe holds. Bytes moved, or -1 and errno.
+// The copies below return the bytes moved, or the negated errno: closing a pipe may change errno.
+
+// One piece of at most what a pipe holds.
 ssize_t copy_by_pipe(void* to, const void* from, std::size_t bytes) noexcept {
   const Pipe pipe;
-  if (!pipe.in) return -1;
-  const ssize_t n = ::write(pipe.in.get(), from, bytes);
-  return n <= 0 ? n : ::read(pipe.out.get(), to, static_cast<std::size_t>(n));
+  if (!pipe.in) return -pipe.error;
+  ssize_t n = ::write(pipe.in.get(), from, bytes);
+  if (n > 0) n = ::read(pipe.out.get(), to, static_cast<std::size_t>(n));
+  return n < 0 ? -errno : n;
 }
 
 ssize_t store_some(std::span<const iovec> to, std::span<const std::byte> from) noexcept {
@@ -51,7 +58,8 @@ ssize_t store_some(std::span<const iovec> to, std::span<const std::byte> from) n
   }
   const iovec local{const_cast<std::byte*>(from.data()), bytes};
   const ssize_t n = ::process_vm_writev(::getpid(), &local, 1, remote.data(), count, 0);
-  if (n >= 0 || !is_forbidden(errno)) return n;
+  if (n >= 0) return n;
+  if (!is_forbidden(errno)) return -errno;
   return copy_by_pipe(remote[0].iov_base, from.data(), remote[0].iov_len);
 }
 
@@ -59,7 +67,8 @@ ssize_t load_some(std::span<std::byte> to, const void* from) noexcept {
   const iovec local{to.data(), to.size()};
   const iovec remote{const_cast<void*>(from), to.size()};
   const ssize_t n = ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0);
-  return n < 0 && is_forbidden(errno) ? copy_by_pipe(to.data(), from, to.size()) : n;
+  if (n >= 0) return n;
+  return is_forbidden(errno) ? copy_by_pipe(to.data(), from, to.size()) : -errno;
 }
 
 }  // namespace
@@ -73,9 +82,9 @@ Moved store_bytes(std::span<const iovec> to, std::span<const std::byte> from) no
     iovec front{static_cast<std::byte*>(to[piece].iov_base) + offset, to[piece].iov_len - offset};
     const ssize_t n =
         offset != 0 ? store_some({&front, 1}, rest) : store_some(to.subspan(piece), rest);
-    if (n < 0 && errno == EINTR) continue;
+    if (n == -EINTR) continue;
     if (n <= 0) {
-      stored.error = n == 0 ? EFAULT : errno;
+      stored.error = n == 0 ? EFAULT : static_cast<int>(-n);
       return stored;
     }
     stored.bytes += static_cast<std::size_t>(n);
@@ -94,9 +103,9 @@ Moved load_bytes(std::span<std::byte> to, const void* from) noexcept {
   while (loaded.bytes < to.size()) {
     const ssize_t n =
         load_some(to.subspan(loaded.bytes), static_cast<const std::byte*>(from) + loaded.bytes);
-    if (n < 0 && errno == EINTR) continue;
+    if (n == -EINTR) continue;
     if (n <= 0) {
-      loaded.error = n == 0 ? EFAULT : errno;
+      loaded.error = n == 0 ? EFAULT : static_cast<int>(-n);
       break;
     }
     loaded.bytes += static_cast<std::size_t>(n);
