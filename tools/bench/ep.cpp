@@ -58,6 +58,10 @@ Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t t
     CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, {tokens, sms}));
     CROSSDOCK_CHECK_OK(rig.verify(deadline));
     CROSSDOCK_CHECK_OK(measure_ep(rig, options, suffix, figures, deadline));
+    if (options.expanded)
+      CROSSDOCK_CHECK_OK(measure_layouts(rig, options, suffix, figures, deadline));
+    if (options.beside_gemm)
+      CROSSDOCK_CHECK_OK(measure_beside(rig, options, suffix, figures, deadline));
   }
   if (!options.push || ranks.world < 2 || sms == 1) return {};
   CROSSDOCK_TRY(others, ranks_of(options, gpus, suffix + "_push"));
@@ -167,6 +171,10 @@ void add_ep(CLI::App& group) {
   sub->add_flag("--only-small", options->only_small, "figures of that path only");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");
+  sub->add_flag("--expanded", options->expanded,
+                "dispatch into the expanded layout too, and combine from it");
+  sub->add_flag("--beside-gemm", options->beside_gemm,
+                "dispatch and combine beside a product on the other multiprocessors too");
   sub->add_flag("--overlap", options->overlap, "launches that overlap the one before them");
   sub->add_flag("!--no-host-counts", options->host_counts,
                 "numbers of rows are not told to the host");

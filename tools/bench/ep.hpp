@@ -1,5 +1,6 @@
 // What `crossdock bench ep` is told, shared by its parts: ep.cpp (command line and order),
-// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp (times).
+// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp and ep_layouts.cpp (times),
+// ep_beside.cpp (a product on the other multiprocessors).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,9 +33,11 @@ struct EpBench {
   std::uint32_t top_k = 8;
   // 0: the library's choice. The first gives the figures their plain names.
   std::vector<std::uint32_t> sms = {0, 8, 16, 24};
-  bool skewed = false;   // choices by a Zipf law instead of evenly
-  bool push = false;     // combine by push too
-  bool overlap = false;  // Options::overlap_launches
+  bool skewed = false;       // choices by a Zipf law instead of evenly
+  bool push = false;         // combine by push too
+  bool expanded = false;     // dispatch into the expanded layout too, and combine from it
+  bool beside_gemm = false;  // dispatch and combine beside a product on the other SMs too
+  bool overlap = false;      // Options::overlap_launches
   bool host_counts = true;
   std::uint32_t repeat = 5;
   std::chrono::nanoseconds timeout = std::chrono::seconds(240);
@@ -74,6 +77,7 @@ class EpBenchRig {
   // Bytes that a rank receives of a payload, on average; `off_rank`: from other ranks only.
   [[nodiscard]] double received_bytes(EpPayload payload, bool off_rank) const;
   [[nodiscard]] std::uint32_t count() const { return count_; }
+  [[nodiscard]] const EpTokensOfRank& sent(std::uint32_t rank) const { return all_[rank]; }
 
  private:
   struct Memory {
@@ -107,5 +111,12 @@ Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::strin
 // Of a rig that pushes: combine alone, as "combine_push_bf16".
 Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                       std::vector<Figure>& figures, Deadline deadline);
+
+// With expanded rows, of the rig's group too (Options::expert_alignment).
+inline constexpr std::uint32_t kEpBenchAlignment = 128;
+Result<> measure_layouts(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                         std::vector<Figure>& figures, Deadline deadline);
+Result<> measure_beside(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                        std::vector<Figure>& figures, Deadline deadline);
 
 }  // namespace crossdock::tools::bench

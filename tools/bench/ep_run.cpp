@@ -1,14 +1,10 @@
-// Times of dispatch and combine on GPUs: the period of calls back to back in a CUDA graph, with all
-// that a call launches; the slowest local rank, the median of the runs. See ep.hpp.
+// Times of dispatch and combine on GPUs by EpTimer. See ep.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
 #include <fmt/format.h>
-#include <functional>
 
-#include "bench/ep.hpp"
-#include "bench/statistics.hpp"
-#include "cuda/graph.hpp"
+#include "bench/ep_timer.hpp"
 
 namespace crossdock::tools::bench {
 namespace {
@@ -29,61 +25,7 @@ constexpr Known kKnown[] = {{"dispatch_fp8_us", 366, 245},
 // Off-rank bytes of all ranks at once on that host, GB/s a GPU.
 constexpr double kPushWire = 345;
 constexpr double kPullWire = 315;
-
-// One call on one rank.
-using Call = std::function<Result<>(u32 rank)>;
-
-struct Timer {
-  EpBenchRig& rig;
-  u32 per_graph;
-  u32 launches;
-  u32 repeat;
-  Deadline deadline;
-
-  Result<double> period_us(const Call& call) {
-    std::vector<cuda::Graph> graphs;
-    std::vector<cuda::Event> starts, ends;
-    for (const u32 r : rig.group().local_ranks()) {
-      const cuda::Stream& stream = *rig.rank(r).device().stream();
-      CROSSDOCK_TRY(capture, cuda::Capture::begin(stream));
-      for (u32 i = 0; i < per_graph; ++i)
-        CROSSDOCK_CHECK_OK(call(r));
-      CROSSDOCK_TRY(graph, capture.finish());
-      CROSSDOCK_TRY(start, cuda::Event::create(stream.context(), cuda::Timing::kOn));
-      CROSSDOCK_TRY(end, cuda::Event::create(stream.context(), cuda::Timing::kOn));
-      graphs.push_back(std::move(graph));
-      starts.push_back(std::move(start));
-      ends.push_back(std::move(end));
-    }
-    std::vector<double> periods;
-    for (u32 run = 0; run < repeat; ++run) {
-      CROSSDOCK_CHECK_OK(run_once(graphs, starts, ends));
-      double slowest = 0;
-      for (std::size_t i = 0; i < graphs.size(); ++i) {
-        CROSSDOCK_TRY(ms, cuda::elapsed_ms(starts[i], ends[i]));
-        slowest = std::max(slowest, ms * 1e3 / (u64{per_graph} * launches));
-      }
-      periods.push_back(slowest);
-    }
-    return median(periods);
-  }
-
- private:
-  // One graph to warm up, which also brings the ranks together, then the timed ones.
-  Result<> run_once(const std::vector<cuda::Graph>& graphs, const std::vector<cuda::Event>& starts,
-                    const std::vector<cuda::Event>& ends) {
-    const auto ranks = rig.group().local_ranks();
-    for (std::size_t i = 0; i < graphs.size(); ++i) {
-      const cuda::Stream& stream = *rig.rank(ranks[i]).device().stream();
-      CROSSDOCK_CHECK_OK(graphs[i].launch(stream));
-      CROSSDOCK_CHECK_OK(starts[i].record(stream));
-      for (u32 n = 0; n < launches; ++n)
-        CROSSDOCK_CHECK_OK(graphs[i].launch(stream));
-      CROSSDOCK_CHECK_OK(ends[i].record(stream));
-    }
-    return rig.group().synchronize(deadline);
-  }
-};
+constexpr u32 kLoadGraphs = 8;  // of a product alone, to know its rate
 
 struct Bytes {
   double received;
@@ -113,24 +55,27 @@ bool is_compared(EpBenchRig& rig, const EpBench& options, const std::string& suf
   return rig.group().world() == 4 && rig.count() == 4096 && !options.skewed &&
          options.hidden == 7168 && options.top_k == 8 && options.experts == 256 && suffix.empty();
 }
-Timer timer_of(EpBenchRig& rig, const EpBench& options, Deadline deadline) {
-  const bool many = rig.count() > 1000;
-  return {rig, many ? 10u : 100u, many ? 5u : 4u, options.repeat, deadline};
+Result<std::vector<ep::Handle>> dispatch_all(EpBenchRig& rig, EpPayload payload,
+                                             Deadline deadline) {
+  std::vector<ep::Handle> handles;
+  for (const u32 r : rig.group().local_ranks()) {
+    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, payload)));
+    handles.push_back(std::move(handle));
+  }
+  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
+  return handles;
+}
+const ep::Handle& of_rank(const std::vector<ep::Handle>& handles, u32 r) {
+  return *std::find_if(handles.begin(), handles.end(),
+                       [&](const ep::Handle& h) { return h.rank() == r; });
 }
 
 Result<> measure_combine(EpBenchRig& rig, const EpBench& options, const std::string& name,
                          const std::string& suffix, std::vector<Figure>& figures,
                          Deadline deadline) {
-  std::vector<ep::Handle> handles;
-  for (const u32 r : rig.group().local_ranks()) {
-    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kBf16)));
-    handles.push_back(std::move(handle));
-  }
-  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
-  CROSSDOCK_TRY(us, timer_of(rig, options, deadline).period_us([&](u32 r) {
-    const auto of_rank = std::find_if(handles.begin(), handles.end(),
-                                      [&](const ep::Handle& h) { return h.rank() == r; });
-    return rig.group().combine(*of_rank, rig.combined(r));
+  CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
+  CROSSDOCK_TRY(us, EpTimer(rig, options, deadline).period_us([&](u32 r) {
+    return rig.group().combine(of_rank(handles, r), rig.combined(r));
   }));
   add_period(
       figures, name, suffix, us,
@@ -156,7 +101,7 @@ Result<double> host_us(EpBenchRig& rig, Deadline deadline) {
 
 Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                     std::vector<Figure>& figures, Deadline deadline) {
-  Timer timer = timer_of(rig, options, deadline);
+  EpTimer timer(rig, options, deadline);
   const bool compare = is_compared(rig, options, suffix);
   for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16}) {
     CROSSDOCK_TRY(us, timer.period_us([&](u32 r) -> Result<> {
@@ -174,7 +119,7 @@ Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& 
 
 Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                        std::vector<Figure>& figures, Deadline deadline) {
-  Timer timer = timer_of(rig, options, deadline);
+  EpTimer timer(rig, options, deadline);
   const auto add = [&](const char* name, double us) {
     figures.push_back({.name = std::string(name) + "_us" + suffix, .value = us, .unit = "us"});
   };
@@ -185,16 +130,9 @@ Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::strin
     }));
     add(fmt::format("dispatch_{}", name_of(payload)).c_str(), us);
   }
-  std::vector<ep::Handle> handles;
-  for (const u32 r : rig.group().local_ranks()) {
-    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kBf16)));
-    handles.push_back(std::move(handle));
-  }
-  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
+  CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
   CROSSDOCK_TRY(combine, timer.period_us([&](u32 r) {
-    const auto of_rank = std::find_if(handles.begin(), handles.end(),
-                                      [&](const ep::Handle& h) { return h.rank() == r; });
-    return rig.group().combine(*of_rank, rig.combined(r));
+    return rig.group().combine(of_rank(handles, r), rig.combined(r));
   }));
   add("combine_bf16", combine);
   handles.clear();
@@ -203,6 +141,48 @@ Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::strin
     return rig.group().combine(handle, rig.combined(r));
   }));
   add("dispatch_cast_and_combine", step);
+  return {};
+}
+
+// Each call alone and beside a product on the other multiprocessors: its own period, and what the
+// product still does.
+Result<> measure_beside(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                        std::vector<Figure>& figures, Deadline deadline) {
+  CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
+  const auto dispatch = [&](u32 r) -> Result<> {
+    CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, EpPayload::kFp8)));
+    return {};
+  };
+  const auto combine = [&](u32 r) {
+    return rig.group().combine(of_rank(handles, r), rig.combined(r));
+  };
+  const u32 world = rig.group().world();
+  const struct {
+    const char* name;
+    EpCall call;
+    u32 sms;
+  } kCalls[] = {{"dispatch_fp8", dispatch, ep::default_dispatch_sms(world)},
+                {"combine_bf16", combine, ep::default_combine_sms(world)}};
+  for (const auto& c : kCalls) {
+    const u32 asked = options.sms.front();
+    CROSSDOCK_TRY(load, EpGemmLoad::create(rig, asked != 0 ? asked : c.sms, deadline));
+    CROSSDOCK_CHECK_OK(load.start(kLoadGraphs));
+    CROSSDOCK_TRY(alone, load.finish(deadline));
+    EpTimer timer(rig, options, deadline);
+    CROSSDOCK_TRY(plain, timer.period_us(c.call));
+    // Three times as long as the calls take alone.
+    const double graph_us = load.graph_operations() / alone / 1e6;
+    const auto graphs = static_cast<u32>(3 * plain * timer.calls() / graph_us) + 2;
+    CROSSDOCK_TRY(us, timer.period_us(c.call, &load, graphs));
+    figures.push_back({.name = fmt::format("{}_beside_gemm_us{}", c.name, suffix),
+                       .value = us,
+                       .unit = "us",
+                       .references = {{"alone", plain}}});
+    figures.push_back({.name = fmt::format("gemm_beside_{}{}", c.name, suffix),
+                       .value = timer.load_rate(),
+                       .unit = "TFLOP/s",
+                       .references = {{"alone", alone}}});
+  }
   return {};
 }
 
