@@ -5,7 +5,7 @@
 //     ticket -> row: peer, n-th of its rows
 //     bulk load a part                   -> full[stage]
 //     bulk store to staging[this rank][n] of the peer
-//     bulk_wait of the parts before last
+//     bulk_wait of the parts that left 16 ago
 //     note {peer, n}                     -> sent[note]     all that have been sent
 //                                           taken[note] <- one fence for the system
 //                                                          flags[this rank][n] of the peer = epoch
@@ -52,7 +52,10 @@ struct EpPushWarp {
   static constexpr u32 kNotes = kConfig.send_notes;
   static constexpr u32 kAhead = kStages / 2;  // loads beyond the stores
   static constexpr u32 kDraining = kStages - kAhead;
-  static_assert(kStages > kAhead && kNotes > kStages);
+  // Parts that have left their stages and may not have arrived yet. A store arrives microseconds
+  // after its stage has been read: waiting for it any earlier would leave the wire idle.
+  static constexpr u32 kTravelling = kNotes / 2;
+  static_assert(kStages > kAhead && kNotes - kTravelling > kStages && kTravelling >= kDraining);
 
   const EpCombineParams& p;
   EpSendRing<kConfig> ring;
@@ -178,8 +181,8 @@ struct EpPushWarp {
       store();
       ptx::bulk_wait_read<kDraining>();  // the stage of the next load is free
       ok = load();
-      ptx::bulk_wait<kDraining>();
-      if (stored > kDraining) tell(stored - kDraining);
+      ptx::bulk_wait<kTravelling>();
+      if (stored > kTravelling) tell(stored - kTravelling);
     }
     for (; stored < loaded; ++stored)
       settle_stage(p.common, full(stored), parity(stored));
