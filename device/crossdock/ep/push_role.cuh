@@ -54,8 +54,8 @@ struct EpPushWarp {
   static constexpr u32 kDraining = kStages - kAhead;
   // Parts that have left their stages and may not have arrived yet. A store arrives microseconds
   // after its stage has been read: waiting for it any earlier would leave the wire idle.
-  static constexpr u32 kTravelling = kNotes / 2;
-  static_assert(kStages > kAhead && kNotes - kTravelling > kStages && kTravelling >= kDraining);
+  static constexpr u32 kTravelling = min_of(kNotes - kStages - 1, 16u);
+  static_assert(kStages > kAhead && kNotes > kStages + 1);
 
   const EpCombineParams& p;
   EpSendRing<kConfig> ring;
