@@ -17,7 +17,9 @@ namespace crossdock::device {
 template <EpGroupRowsConfig kConfig>
 struct EpExpertList {
   static constexpr u32 kWarps = kConfig.threads / kWarpSize;
-  static constexpr u32 kBatch = 8;  // loads in flight of a thread
+  static constexpr u32 kBatch = 4;  // loads in flight of a thread
+  static constexpr u32 kEach = 4;   // choices of a load
+  static constexpr u32 kNoExpert = 0xffffffffu;
   const EpGroupRowsParams& p;
   u32 choices;  // of all rows, and of the gaps between them
   u32 warp;
@@ -35,27 +37,25 @@ struct EpExpertList {
     return ptx::reduce_add(kFullMask, sum);
   }
   // Calls `found(choice, n)` for every match of the warp's piece, n counting up; returns their
-  // number.
+  // number. A lane looks at four choices at a time: one by one, the loads' latency was most of a
+  // launch.
   template <class Found>
   CROSSDOCK_DEVICE u32 scan(u32 expert, const Found& found) const {
-    const u32 piece = round_up(ceil_div(choices, kWarps), kWarpSize);
+    constexpr u32 kStep = kWarpSize * kEach;
+    const u32 piece = round_up(ceil_div(choices, kWarps), kStep);
     const u32 end = min_of(choices, (warp + 1) * piece);
     u32 n = 0;
-    for (u32 first = warp * piece; first < end; first += kWarpSize * kBatch) {
-      i32 ids[kBatch];
+    for (u32 first = warp * piece; first < end; first += kStep * kBatch) {
+      U32x4 ids[kBatch];
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kBatch; ++j) {
-        const u32 at = first + j * kWarpSize + lane;
-        const bool row = at < end && p.arrived.holds(at / p.arrived.top_k);
-        ids[j] = row ? ptx::ld_weak(p.arrived.ids + at) : -1;
+        const u32 at = first + j * kStep + lane * kEach;
+        ids[j] = at < end ? ptx::ld_weak(reinterpret_cast<const U32x4*>(p.arrived.ids + at))
+                          : U32x4{kNoExpert, kNoExpert, kNoExpert, kNoExpert};
       }
       CROSSDOCK_UNROLL
-      for (u32 j = 0; j < kBatch; ++j) {
-        const bool match = ids[j] == static_cast<i32>(expert);
-        const u32 all = ptx::ballot(kFullMask, match);
-        if (match) found(first + j * kWarpSize + lane, n + popcount(all & ((1u << lane) - 1)));
-        n += popcount(all);
-      }
+      for (u32 j = 0; j < kBatch; ++j)
+        n += look(expert, first + j * kStep + lane * kEach, ids[j], n, found);
     }
     return n;
   }
@@ -88,6 +88,31 @@ struct EpExpertList {
       if (expert == p.arrived.experts - 1) ptx::st_weak(p.grouping.offsets + expert + 1, end);
     }
     block.sync();  // the counts may be overwritten
+  }
+
+ private:
+  // The warp's next choices, four a lane from `at` on; returns how many match.
+  template <class Found>
+  CROSSDOCK_DEVICE u32 look(u32 expert, u32 at, U32x4 ids, u32 n, const Found& found) const {
+    const u32 of[kEach] = {ids.x, ids.y, ids.z, ids.w};
+    const u32 lower = (1u << lane) - 1;
+    bool match[kEach];
+    u32 before = 0, all = 0;
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kEach; ++i) {
+      match[i] = of[i] == expert && at + i < choices && is_row(at + i);
+      const u32 voted = ptx::ballot(kFullMask, match[i]);
+      before += popcount(voted & lower);
+      all += popcount(voted);
+    }
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kEach; ++i)
+      if (match[i]) found(at + i, n + before++);
+    return all;
+  }
+  // Only where there are gaps a choice may be none of a row.
+  CROSSDOCK_DEVICE bool is_row(u32 choice) const {
+    return p.arrived.stride == 0 || p.arrived.holds(choice / p.arrived.top_k);
   }
 };
 
