@@ -63,7 +63,7 @@ class Options:
     dispatch_sms: Union[int, Sequence[int]] = 0
     combine_sms: Union[int, Sequence[int]] = 0
     #: How the rows of a combine travel, the sums being the same bit by bit: "pull", every rank loads them;
-    #: "push", some SMs send them, which takes staging; "by_size", push where it is faster.
+    #: "push", some SMs send them, which takes staging; "by_size", the faster as far as measured.
     combine: str = "pull"
     combine_send_sms: int = 0  #: by push: of the SMs of a combine, those that send; 0: in proportion
     wait: float = 2.0  #: seconds a kernel waits for a peer before the call fails, naming it
