@@ -54,11 +54,19 @@ class Options:
     row_bytes: int = 0  #: the largest row delivered; 0: a row of bf16
     scale_bytes: int = 0  #: the largest scales of a row; 0: an fp32 for 128 values
     wide_ids: bool = False  #: expert ids are int64, as ``torch.topk`` makes them; else int32
-    slots: int = 2  #: dispatches whose output may be held at the same time without being copied
+    #: Dispatches whose output may be held at the same time without being copied. 0: every dispatch is
+    #: given its output, in ``user_memory``.
+    slots: int = 2
     #: Rows of a dispatch that finds all slots held are copied to ordinary memory. False: it raises
     #: :class:`crossdock.Busy` instead, and the window has no transit for such rows.
     fall_back: bool = True
     user_bytes: int = 0  #: of each rank's window, for outputs that the caller provides (user_memory)
+    #: Dispatches of at most so many tokens a rank may take the path for few tokens, with ``small_slots``
+    #: of its own, used in turns; 0: there is no such path; at most 1024 and ``max_tokens``. A group with no
+    #: other path needs no other slots: ``slots=0, fall_back=False``.
+    small_tokens: int = 0
+    small_slots: int = 2
+    small_sms: int = 0  #: blocks that send in a small dispatch, at most 32; 0: 16
     #: SMs of a dispatch and of a combine; 0: as many as fill the wire. A sequence: one number a rank.
     dispatch_sms: Union[int, Sequence[int]] = 0
     combine_sms: Union[int, Sequence[int]] = 0
@@ -87,6 +95,7 @@ class Sizes:
     staging_bytes: int  #: by push: rows that come to be added up, of one combine
     transit_bytes: int  #: rows and inputs of dispatches that find all slots held
     user_bytes: int  #: the caller's
+    small_bytes: int  #: all slots of the path for few tokens
     window_bytes: int  #: symmetric: control, staging, all slots, the transit and the caller's
     local_bytes: int  #: besides the window
     copy_bytes: int  #: ordinary memory of each dispatch that falls back
@@ -161,6 +170,11 @@ class Received:
         return self._part("source_ends")
 
     @property
+    def source_stride(self) -> int:
+        """Rows from source to source, of which those up to ``source_ends`` are used; 0: no gaps."""
+        return self._handle.source_stride
+
+    @property
     def expert_counts(self) -> Array:
         """[experts of this rank] int32: choices of each, on the device, not padded."""
         return self._part("expert_counts")
@@ -196,10 +210,11 @@ class Handle:
     it is closed (or dropped) and no array of it is left. A graph that has captured the dispatch uses the
     slot in every replay: hold the handle as long."""
 
-    __slots__ = ("_native", "_rows_dtype", "_sent_dtype", "_scales_dtype")
+    __slots__ = ("_native", "_rows_dtype", "_sent_dtype", "_scales_dtype", "_cast")
 
     def __init__(self, native: _native.Handle, rows: Any, scales: Any, cast: bool) -> None:
         self._native = native
+        self._cast = cast
         self._sent_dtype = getattr(rows, "dtype", None)
         self._scales_dtype = None if scales is None else getattr(scales, "dtype", None)
         self._rows_dtype = (_arrays.e4m3_of(native.framework, self._sent_dtype)
@@ -236,6 +251,11 @@ class Handle:
     def expert_counts(self, timeout: float = 10.0) -> list[int]:
         """Choices of each expert of this rank, once all rows are there. Waits as :meth:`rows`."""
         return self._native.expert_counts(timeout)
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays of it there are still: they keep its slot after :meth:`close`."""
+        return self._native.arrays
 
     @property
     def closed(self) -> bool:
@@ -336,8 +356,8 @@ class Group:
     def dispatch(self, rows: Array, ids: Optional[Array] = None, weights: Optional[Array] = None, *,
                  scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
                  routing: Optional[Handle] = None, output: Optional[Array] = None,
-                 input: Optional[Array] = None, rank: Optional[int] = None,
-                 stream: Optional[Stream] = None) -> Handle:
+                 input: Optional[Array] = None, path: str = "auto", most_tokens: int = 0,
+                 rank: Optional[int] = None, stream: Optional[Stream] = None) -> Handle:
         """Sends tokens to the ranks of their experts.
 
         ``rows``: [tokens, values] of any type, rows of a multiple of 16 bytes, 16-byte aligned; bf16
@@ -351,12 +371,18 @@ class Group:
         parts of :meth:`user_memory` on multiples of 128 bytes, for what arrives
         (:meth:`output_bytes`) and for what the experts make (``Sizes.input_bytes``), instead of a slot.
 
+        ``path``: "small" for few tokens, which has slots of its own and neither routing nor output,
+        "large", or by size, small where ``most_tokens`` (the most of any rank, the same on all; 0:
+        ``Options.max_tokens``) are at most ``Options.small_tokens``. After a small dispatch the rows of
+        source s begin at ``s * received.source_stride``.
+
         The arrays have to stay as they are until the dispatch has run. Rows are copied when
         handles hold all slots; without ``Options.fall_back`` this raises :class:`crossdock.Busy`.
         """
-        how: Optional[Tuple[Any, Any, Any]] = None
-        if routing is not None or output is not None or input is not None:
-            how = (None if routing is None else routing._native, output, input)
+        how: Optional[Tuple[Any, Any, Any, str, int]] = None
+        plain = routing is None and output is None and input is None
+        if not plain or path != "auto" or most_tokens != 0:
+            how = (None if routing is None else routing._native, output, input, path, most_tokens)
         native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast,
                                        scales_by_column, how, stream)
         return Handle(native, rows, scales, cast)
@@ -412,7 +438,9 @@ class Group:
             scales = make(native.scale_values, -(-places // 4) * 4, "float32", handle._scales_dtype)
             scales = scales.T[:places]
         elif native.scale_values:
-            scales = make(places, native.scale_values, "float32", handle._scales_dtype)
+            # The scales of a cast come on multiples of 16 bytes, and so they stay.
+            width = -(-native.scale_values // 4) * 4 if handle._cast else native.scale_values
+            scales = make(places, width, "float32", handle._scales_dtype)[:, :native.scale_values]
         if native.has_weights:
             weights = make(places, 1, "float32").reshape(places)
         sources = make(places, 2, "int32")
@@ -435,14 +463,20 @@ class Group:
             by_place = by_place.reshape((-1, by_place.shape[-1]))
         self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, stream)
 
-    def combine(self, handle: Handle, *, out: Optional[Array] = None,
+    def combine(self, handle: Handle, rows: Optional[Array] = None, *,
+                row_weights: Optional[Array] = None, out: Optional[Array] = None,
                 bias: Union[Array, Sequence[Array]] = (),
                 weights: Union[bool, Array] = False, stream: Optional[Stream] = None) -> Any:
         """Brings the rows of ``handle.expert_input`` of all ranks back: the sum for each token this rank
         sent, bf16 [tokens, hidden], in fp32 in the order of the ranks, so its bits are the same in every
         run. ``bias``: one or two arrays like the output, added first. ``out``: where the sum goes; by
         default a new array. ``weights``: True, or an array [tokens, top_k] float32, to get the sums of
-        ``expert_input.weights`` too; the result is then (rows, weights)."""
+        ``expert_input.weights`` too; the result is then (rows, weights).
+
+        ``rows``, bf16 [rows that arrived, hidden], and ``row_weights``, [rows that arrived, top_k]: what
+        the experts have made, in the order of the received rows, where it is not in
+        ``handle.expert_input``. It is copied there when peers have read what was there before, so that a
+        handle may be combined again at once."""
         native = handle._native
         biases = list(bias) if isinstance(bias, (list, tuple)) else [bias]
         if out is None:
@@ -453,7 +487,7 @@ class Group:
             wanted = _arrays.empty(self._native, native, native.tokens, native.top_k, "float32")
         elif weights is not False:
             wanted = weights
-        self._native.combine(native, out, wanted, biases, stream)
+        self._native.combine(native, out, wanted, biases, rows, row_weights, stream)
         return out if wanted is None else (out, wanted)
 
     def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:

@@ -58,12 +58,15 @@ ArrayType type_named(const std::string& name) {
   throw nb::value_error("empty(): no such type");
 }
 
-// `how`: None, or (routing, output, input), each of which may be None.
+// `how`: None, or (routing, output, input, path, most_tokens), of which the first three may be
+// None.
 DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how) {
   if (how.is_none()) return arguments;
   arguments.routing = how[0];
   arguments.output = how[1];
   arguments.input = how[2];
+  arguments.path = path_of(how[3]);
+  arguments.most_tokens = number_of(how[4], "most_tokens");
   if (!arguments.routing.is_none() && !nb::isinstance<Handle>(arguments.routing))
     raise(invalid_argument("ep dispatch: routing must be a Handle of an earlier dispatch"));
   return arguments;
@@ -90,11 +93,15 @@ void bind_calls(nb::class_<Group>& group) {
       .def(
           "combine",
           [](Group& g, const Handle& handle, nb::object out, nb::object weights,
-             std::vector<nb::object> bias, nb::object stream) {
-            g.combine(handle, {std::move(out), std::move(weights), std::move(bias)}, stream);
+             std::vector<nb::object> bias, nb::object rows, nb::object row_weights,
+             nb::object stream) {
+            g.combine(handle,
+                      {std::move(out), std::move(weights), std::move(bias), std::move(rows),
+                       std::move(row_weights)},
+                      stream);
           },
           nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
-          nb::arg("stream").none());
+          nb::arg("rows").none(), nb::arg("row_weights").none(), nb::arg("stream").none());
 }
 
 // Rows by expert, and memory that the library lends.

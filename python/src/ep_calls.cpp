@@ -102,6 +102,8 @@ ep::DispatchOptions Group::options_of(uint32_t rank, const DispatchArguments& a,
                                       std::shared_ptr<const ep::Handle>& routing,
                                       Payload& payload) const {
   ep::DispatchOptions how;
+  how.path = a.path;
+  how.most_tokens = a.most_tokens;
   if (!a.routing.is_none()) {
     const auto* const earlier = nb::inst_ptr<Handle>(a.routing);
     routing = earlier->open();
@@ -143,6 +145,34 @@ Handle Group::dispatch(uint32_t rank, const DispatchArguments& arguments, nb::ha
   return out;
 }
 
+ep::ExpertOutput Group::experts_of(const Handle& handle, const CombineArguments& a) {
+  ep::ExpertOutput out;
+  const auto need_room = [&](const Tensor& t) {
+    const int64_t most = handle.open()->received().capacity;
+    if (t.shape[0] > most || !t.dense())
+      refuse(
+          fmt::format("{}: {} is {}: it must be dense, a row for each that arrived, and at most "
+                      "{} can",
+                      kCombine, t.name, t.describe(), most));
+  };
+  if (!a.rows.is_none()) {
+    Tensor rows = argument(kCombine, "rows", a.rows, handle.rank);
+    need_bf16_rows(kCombine, rows, -1, options_.hidden);
+    need_room(rows);
+    out.rows = readable(rows, handle.rank);
+  }
+  if (!a.row_weights.is_none()) {
+    Tensor weights = argument(kCombine, "row_weights", a.row_weights, handle.rank);
+    if (!weights.is(dlpack::kFloat, 4))
+      refuse(
+          fmt::format("{}: row_weights is {}: it must be float32", kCombine, weights.describe()));
+    need_matrix(kCombine, weights, weights.shape[0], options_.top_k);
+    need_room(weights);
+    out.weights = static_cast<const float*>(readable(weights, handle.rank));
+  }
+  return out;
+}
+
 void Group::combine(const Handle& handle, const CombineArguments& a, nb::handle stream) {
   const auto [box, lock] = enter(handle.rank);
   const auto from = handle.open();
@@ -165,6 +195,7 @@ void Group::combine(const Handle& handle, const CombineArguments& a, nb::handle 
     need_matrix(kCombine, weights, handle.tokens, options_.top_k);
     combined.weights = static_cast<float*>(writable(weights, rank));
   }
+  combined.experts = experts_of(handle, a);
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
   value_or_raise(launch([&] { return box->group().combine(*from, combined, on); }));
 }

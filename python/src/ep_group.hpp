@@ -20,6 +20,8 @@ struct DispatchArguments {
   bool scales_by_column = false;
   // A handle whose routing is used again, and arrays in user_memory().
   nb::object routing = nb::none(), output = nb::none(), input = nb::none();
+  ep::Path path = ep::Path::kAuto;
+  uint32_t most_tokens = 0;
 };
 // Where expand_rows() puts its copies; None: not wanted.
 struct ExpandArguments {
@@ -35,6 +37,7 @@ struct ReduceArguments {
 struct CombineArguments {
   nb::object out, weights;  // None: not wanted
   std::vector<nb::object> bias;
+  nb::object rows, row_weights;  // of the experts; None: in the handle's expert input
 };
 
 class Group {
@@ -93,6 +96,7 @@ class Group {
   void add_ids(ep::Tokens& tokens, uint32_t rank, const DispatchArguments& arguments);
   void add_scales(ep::Tokens& tokens, uint32_t rank, const DispatchArguments& arguments,
                   Payload& payload);
+  ep::ExpertOutput experts_of(const Handle& handle, const CombineArguments& arguments);
   ep::DispatchOptions options_of(uint32_t rank, const DispatchArguments& arguments,
                                  std::shared_ptr<const ep::Handle>& routing,
                                  Payload& payload) const;

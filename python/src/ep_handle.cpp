@@ -119,10 +119,14 @@ void add_ep_handle(nb::module_& m) {
       .def_prop_ro("row_values", [](const Handle& h) { return h.payload.row_values; })
       .def_prop_ro("scale_values", [](const Handle& h) { return h.payload.scale_values; })
       .def_prop_ro("has_weights", [](const Handle& h) { return h.payload.weights; })
+      .def_prop_ro("source_stride",
+                   [](const Handle& h) { return h.open()->received().source_stride; })
       .def_prop_ro("copied", [](const Handle& h) { return h.open()->copied(); })
       .def_prop_ro("framework", [](const Handle& h) { return static_cast<int>(h.framework); })
       .def_prop_ro("closed", [](const Handle& h) { return h.handle == nullptr; })
       .def("close", [](Handle& h) { h.handle.reset(); })
+      // Arrays made of it that are still there, also of others: what keeps its slot after close().
+      .def_prop_ro("arrays", [](const Handle& h) { return h.open().use_count() - 2; })
       .def("received", &received, nb::arg("part"))
       .def("expert_input", &expert_input, nb::arg("part"))
       .def("rows", &rows, nb::arg("timeout"))

@@ -59,6 +59,18 @@ ep::CombineBy combine_by(nb::handle value) {
       fmt::format("combine = {} must be \"pull\", \"push\" or \"by_size\"", name)));
 }
 
+}  // namespace
+
+ep::Path path_of(nb::handle value) {
+  const std::string name = text_of(value);
+  if (name == "auto") return ep::Path::kAuto;
+  if (name == "small") return ep::Path::kSmall;
+  if (name == "large") return ep::Path::kLarge;
+  raise(invalid_argument(fmt::format("path = {} must be \"auto\", \"small\" or \"large\"", name)));
+}
+
+namespace {
+
 std::uint64_t bytes_of(nb::handle value, const char* name) {
   return whole_number<std::uint64_t>(value, name);
 }
@@ -78,6 +90,7 @@ nb::dict dict_of(const ep::Sizes& sizes) {
   out["staging_bytes"] = sizes.staging_bytes;
   out["transit_bytes"] = sizes.transit_bytes;
   out["user_bytes"] = sizes.user_bytes;
+  out["small_bytes"] = sizes.small_bytes;
   out["window_bytes"] = sizes.window_bytes;
   out["local_bytes"] = sizes.local_bytes;
   out["copy_bytes"] = sizes.copy_bytes;
@@ -97,6 +110,9 @@ ep::Options options_of(nb::handle options) {
   read("scale_bytes", out.scale_bytes);
   read("slots", out.slots);
   read("expert_alignment", out.expert_alignment);
+  read("small_tokens", out.small_tokens);
+  read("small_slots", out.small_slots);
+  read("small_sms", out.small_sms);
   read("combine_send_sms", out.combine_send_sms);
   out.combine = combine_by(options.attr("combine"));
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);

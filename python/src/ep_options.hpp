@@ -12,6 +12,8 @@ namespace crossdock::python {
 
 // Raises InvalidArgument naming the field where one is no number of its range.
 ep::Options options_of(nb::handle options);
+// "auto", "small" or "large".
+ep::Path path_of(nb::handle value);
 nb::dict dict_of(const ep::Sizes& sizes);
 // `value` as a number of 32 bits; `name` is for the message.
 std::uint32_t number_of(nb::handle value, const char* name);

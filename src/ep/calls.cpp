@@ -119,6 +119,7 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
     p.output.bias_stride[i] = or_dense(c.bias_stride[i], dense);
   }
   CROSSDOCK_CHECK_OK(check_combined(h, p.output));
+  CROSSDOCK_CHECK_OK(check_experts(h, c.experts));
   p.tokens = h.tokens;
   p.routes = state->slots[h.slot]->routes();
   p.input_offset = h.placement.input_offset;
@@ -136,7 +137,11 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   std::optional<cuda::Stream> kept;
   const symm::Rank& rank = group_->rank(h.rank);
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
-  if (h.copied()) CROSSDOCK_CHECK_OK(copy_in(*state, h, launch_shape));
+  // A plane that the caller has elsewhere is copied from there; those of a copy always are.
+  ExpertInput from = h.copied() ? h.input : ExpertInput{};
+  if (c.experts.rows != nullptr) from.rows = const_cast<void*>(c.experts.rows);
+  if (c.experts.weights != nullptr) from.weights = const_cast<float*>(c.experts.weights);
+  CROSSDOCK_CHECK_OK(copy_in(*state, h, from, launch_shape));
   return launcher_->launch(rank, small ? *small_combine_ : *combine_, launch_shape, p);
 }
 

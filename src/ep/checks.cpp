@@ -119,6 +119,22 @@ Result<> Core::check_combined(const Handle::State& h, const device::EpCombineOut
   return check_memory(where, to.weights, "weights");
 }
 
+Result<> Core::check_experts(const Handle::State& h, const ExpertOutput& from) const {
+  if (from.rows == nullptr && from.weights == nullptr) return {};
+  if (h.placement.slot->kind == SlotKind::kSmall)
+    return invalid_argument(
+        "ep combine: after a dispatch of few tokens the experts put their rows into "
+        "expert_input(): leave Combined::experts empty");
+  if (!aligned(from.rows, 16) || !aligned(from.weights, 4))
+    return invalid_argument(
+        fmt::format("ep combine: the experts' rows at {} must begin on a multiple of 16 and their "
+                    "weights at {} on one of 4",
+                    from.rows, static_cast<const void*>(from.weights)));
+  const Where where{h.rank, "combine"};
+  CROSSDOCK_CHECK_OK(check_memory(where, from.rows, "the experts' rows"));
+  return check_memory(where, from.weights, "the experts' weights");
+}
+
 // A plane is wanted when its pointer is set; what is wanted must have been delivered.
 Result<> Core::check_expanded(const Handle& handle, const Expanded& to) const {
   const Received& got = handle.received();

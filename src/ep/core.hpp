@@ -131,6 +131,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> check_shape(const Tokens& tokens) const;
   Result<> check_tokens(u32 rank, const Tokens& tokens, const DispatchOptions& how) const;
   Result<> check_combined(const Handle::State& handle, const device::EpCombineOutput& to) const;
+  Result<> check_experts(const Handle::State& handle, const ExpertOutput& from) const;
   Result<> check_expanded(const Handle& handle, const Expanded& to) const;
   Result<> check_by_place(const Handle& handle, const ByPlace& outputs, u64 stride) const;
   // ---- calls.cpp, placement.cpp
@@ -146,7 +147,9 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> copy_out(RankState& state, const Placement& placement,
                     const device::EpDispatchParams& params, const Handle::State* reused,
                     const symm::LaunchShape& shape);
-  Result<> copy_in(RankState& state, const Handle::State& handle, const symm::LaunchShape& shape);
+  [[nodiscard]] device::EpFree free_of(const RankState& state, const Placement& placement) const;
+  Result<> copy_in(RankState& state, const Handle::State& handle, const ExpertInput& from,
+                   const symm::LaunchShape& shape);
   Result<> launch_copy(const symm::Rank& rank, std::span<const device::EpPlane> planes,
                        device::EpCopyRowsParams params, const symm::LaunchShape& shape);
   // What a handle needs of a dispatch, large or small.

@@ -128,7 +128,11 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   p.rows_per_expert = outputs.rows_per_expert;
   p.outputs = static_cast<const u8*>(outputs.rows);
   p.output_stride = stride;
+  p.view = rank.view();
   p.input = static_cast<u8*>(handle.expert_input().rows);
+  // A copy's own memory is read by this rank only, in the order of the stream.
+  CROSSDOCK_TRY(state, find(handle.rank()));
+  if (!handle.copied()) p.free = free_of(*state, handle.state_->placement);
   p.row_bytes = row_bytes;
   p.weighted = outputs.weighted;
   std::optional<cuda::Stream> kept;

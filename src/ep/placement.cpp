@@ -116,7 +116,6 @@ Result<> Core::launch_copy(const symm::Rank& rank, std::span<const device::EpPla
   if (planes.empty()) return {};
   p.common = rank.common(device::KernelId::kEpCopyRows, options_.wait);
   p.view = rank.view();
-  p.pulled = window_.areas.pulled;
   p.num_planes = static_cast<u32>(planes.size());
   std::copy(planes.begin(), planes.end(), p.planes);
   symm::LaunchShape all = shape;
@@ -159,18 +158,32 @@ Result<> Core::copy_out(RankState& state, const Placement& placement,
   return launch_copy(rank, planes, p, shape);
 }
 
-// Before the combine of a copy: what the experts have made of its rows, to where peers can read it.
-Result<> Core::copy_in(RankState& state, const Handle::State& h, const symm::LaunchShape& shape) {
+// When the block of a handle that peers read may be written again. Which combine has used a block
+// of the caller last is not known, so all that were made before count.
+device::EpFree Core::free_of(const RankState& state, const Placement& placement) const {
+  if (placement.slot->kind == SlotKind::kSmall) return {};
+  const device::EpState* const kept = state.combine.state;
+  const bool known = placement.input_slot != device::kNoSlot;
+  return {.pulled = window_.areas.pulled,
+          .at = known ? kept->free_at[placement.input_slot] : kept->pulled};
+}
+
+// Before a combine: what the experts have made of the rows, to where peers can read it.
+Result<> Core::copy_in(RankState& state, const Handle::State& h, const ExpertInput& from,
+                       const symm::LaunchShape& shape) {
   const symm::Rank& rank = group_->rank(state.rank);
   const device::EpInputLayout& layout = state.combine.input;
-  const u8* from = h.placement.input;
   u8* to = rank.at<u8>(h.placement.input_offset);
-  const device::EpPlane planes[] = {
-      {from + layout.rows, to + layout.rows, 0, 1, layout.row_bytes},
-      {from + layout.weights, to + layout.weights, 0, 1, options_.top_k * 4}};
+  std::vector<device::EpPlane> planes;
+  const auto add = [&](const void* plane, u64 offset, u32 row_bytes) {
+    if (plane != nullptr)
+      planes.push_back({static_cast<const u8*>(plane), to + offset, 0, 1, row_bytes});
+  };
+  add(from.rows, layout.rows, layout.row_bytes);
+  add(from.weights, layout.weights, options_.top_k * 4);
   device::EpCopyRowsParams p{};
   p.rows = state.slots[h.slot]->source_ends() + window_.world - 1;
-  p.free_at = state.combine.state->free_at[window_.slots];
+  p.free = free_of(state, h.placement);
   return launch_copy(rank, planes, p, shape);
 }
 

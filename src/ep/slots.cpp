@@ -150,8 +150,8 @@ Result<u32> Core::take_small_slot(RankState& state) const {
 Result<u32> Core::take_window_slot(RankState& state, const cuda::Stream* stream) const {
   if (options_.slots == 0)
     return invalid_argument(
-        "ep dispatch: the group was made with slots = 0, for few tokens only: make it with slots, "
-        "or leave routing, output and Path::kLarge");
+        "ep dispatch: the group was made with slots = 0, for few tokens and for outputs of the "
+        "caller: give an output in user_memory(), or make it with slots");
   for (u32 i = 0; i < options_.slots; ++i) {
     const u32 slot = (state.next_slot + i) % options_.slots;
     if (state.slots[slot]->held) continue;

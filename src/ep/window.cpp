@@ -28,10 +28,12 @@ Result<> check_numbers(const Options& o, u32 world) {
   if (o.max_tokens == 0)
     return invalid_argument("ep: max_tokens = 0 must be at least 1, the most of any rank");
   const bool only_small = o.small_tokens == o.max_tokens && !o.fall_back;
-  if ((o.slots == 0 && !only_small) || o.slots > device::kEpMaxSlots)
-    return invalid_argument(fmt::format(
-        "ep: slots = {} must be 1 to {}, or 0 with small_tokens = max_tokens and fall_back = false",
-        o.slots, device::kEpMaxSlots));
+  if ((o.slots == 0 && !only_small && o.user_bytes == 0) || o.slots > device::kEpMaxSlots)
+    return invalid_argument(
+        fmt::format("ep: slots = {} must be 1 to {}, or 0 with small_tokens = max_tokens and "
+                    "fall_back = false, "
+                    "or with user_bytes, where all outputs are the caller's",
+                    o.slots, device::kEpMaxSlots));
   if (o.user_bytes > kMaxUserBytes)
     return invalid_argument(
         fmt::format("ep: user_bytes = {} must be at most {}", o.user_bytes, kMaxUserBytes));

@@ -163,27 +163,47 @@ class EpGroupRig {
     EXPECT_EQ(handle.rows(ep_soon()).value(), reference.rows_at(r));
     EXPECT_EQ(handle.expert_counts(ep_soon()).value(), counts);
   }
-  // In place of the experts.
-  void write_expert_rows(const ep::Handle& handle, const EpInputs& inputs, u32 round) {
-    const u32 r = handle.rank();
+  // What the experts make of the rows of rank `r` in a round.
+  struct ExpertRows {
     std::vector<u16> rows;
     std::vector<float> weights;
+  };
+  [[nodiscard]] ExpertRows expert_rows(u32 r, const EpInputs& inputs, u32 round) const {
+    ExpertRows out;
     u32 row = 0;
     for (u32 source = 0; source < case_.world; ++source) {
       row = case_.first_row(source, row);
-      rows.resize(u64{row} * case_.combine_bytes / 2);
-      weights.resize(u64{row} * case_.top_k);
+      out.rows.resize(u64{row} * case_.combine_bytes / 2);
+      out.weights.resize(u64{row} * case_.top_k);
       for (u32 token = 0; token < inputs.of(source).tokens; ++token) {
         if (!inputs.goes_to(source, token, r)) continue;
         for (u32 i = 0; i < case_.combine_bytes / 2; ++i)
-          rows.push_back(expert_value(r, source, token, i, round));
+          out.rows.push_back(expert_value(r, source, token, i, round));
         for (u32 k = 0; k < case_.top_k; ++k)
-          weights.push_back(expert_weight(r, row, k));
+          out.weights.push_back(expert_weight(r, row, k));
         ++row;
       }
     }
-    put(r, static_cast<u16*>(handle.expert_input().rows), rows);
-    put(r, handle.expert_input().weights, weights);
+    return out;
+  }
+  // In place of the experts.
+  void write_expert_rows(const ep::Handle& handle, const EpInputs& inputs, u32 round) {
+    const u32 r = handle.rank();
+    const ExpertRows made = expert_rows(r, inputs, round);
+    put(r, static_cast<u16*>(handle.expert_input().rows), made.rows);
+    put(r, handle.expert_input().weights, made.weights);
+  }
+  // The same in memory of its own, for ep::Combined::experts.
+  struct Elsewhere {
+    symm::LocalMemory rows, weights;
+  };
+  Elsewhere expert_rows_elsewhere(u32 r, const EpInputs& inputs, u32 round) {
+    const ExpertRows made = expert_rows(r, inputs, round);
+    Elsewhere out{rank(r).allocate(made.rows.size() * 2 + 16).value(),
+                  rank(r).allocate(made.weights.size() * 4 + 16).value()};
+    put(r, out.rows.as<u16>(), made.rows);
+    put(r, out.weights.as<float>(), made.weights);
+    return out;
   }
   void check_combined(u32 r, const EpReference& reference, u32 round) {
     const Memory& m = of(r);

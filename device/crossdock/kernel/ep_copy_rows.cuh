@@ -1,15 +1,15 @@
 // ep_copy_rows: as many rows as have arrived, with what goes with them, from one place of this
-// rank's memory to another: out of the transit into memory that a handle owns, and the other way
-// for combine; ids, weights and token numbers of an earlier dispatch for one that reuses its
-// routing. Launch on any rank: any grid, block = kConfig.threads (at least a warp), no shared
-// memory.
+// rank's memory to another: out of the transit into memory that a handle owns; for combine, what
+// the experts have made elsewhere, to where peers read it; ids, weights and token numbers of an
+// earlier dispatch for one that reuses its routing. Launch on any rank: any grid, block =
+// kConfig.threads (at least a warp), no shared memory.
 //
-//   into the transit: pulled[source] >= free_at[source] (acquire) first, since peers may still read
-//   there what the combine before has left
+//   to where peers read: pulled[source] >= free_at[source] (acquire) first, since they may still
+//   read there what the combine before has left
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/counter.cuh>
+#include <crossdock/ep/wait_free.cuh>
 #include <crossdock/layout/ep_copy.cuh>
 
 namespace crossdock::device {
@@ -18,18 +18,6 @@ struct EpRowsCopy {
   static constexpr u32 kBatch = 4;  // loads in flight of a thread
   const EpCopyRowsParams& p;
 
-  // By all threads; they agree.
-  CROSSDOCK_DEVICE bool wait_free() const {
-    if (p.free_at == nullptr) return true;
-    bool free = true;
-    if (thread_index() < p.view.world) {
-      const u32 source = thread_index();
-      const u32 target = ptx::ld_weak(p.free_at + source);
-      free = wait_counter(p.common, p.view.at<u32>(p.pulled + source * sizeof(PaddedWord)),
-                          {Phase::kSlotFree, source, target});
-    }
-    return !ThreadGroup::block().any(!free);
-  }
   template <class T>
   CROSSDOCK_DEVICE static void copy(u8* to, const u8* from, u64 bytes) {
     const u64 count = bytes / sizeof(T);
@@ -68,7 +56,7 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
   ptx::grid_dependency_wait();
   if (!may_start(p.common)) return;
   const EpRowsCopy copy{p};
-  if (!copy.wait_free()) return;
+  if (!ep_wait_free(p.common, p.view, p.free)) return;
   const u32 rows = ptx::ld_weak(p.rows);
   for (u32 i = 0; i < p.num_planes; ++i)
     copy.copy_plane(p.planes[i], rows);

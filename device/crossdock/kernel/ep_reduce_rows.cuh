@@ -1,12 +1,12 @@
 // ep_reduce_rows: where the experts' outputs lie by place (ep_group_rows) or masked, the outputs of
 // each received row become one row, which combine then pulls: added in the order of the choices, in
 // fp32, each times its weight if asked for. So only one row a token and rank crosses the wire.
-// Launch on any rank before its combine: any grid, block = 32 * kConfig.warps threads, no shared
-// memory.
+// Peers may still read there what the combine before has left, so it waits for them first. Launch
+// on any rank before its combine: any grid, block = 32 * kConfig.warps threads, no shared memory.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/wait.cuh>
+#include <crossdock/ep/wait_free.cuh>
 #include <crossdock/layout/ep_grouping.cuh>
 #include <crossdock/ptx/convert.cuh>
 
@@ -76,6 +76,7 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.warps* kWarpSize, 1)
     ep_reduce_rows(CROSSDOCK_PARAMS(EpReduceRowsParams, p)) {
   ptx::grid_dependency_wait();
   if (!may_start(p.common)) return;
+  if (!ep_wait_free(p.common, p.view, p.free)) return;
   const u32 rows = p.arrived.bound();
   for (u32 row = block_index() * kConfig.warps + warp_index(); row < rows;
        row += grid_size() * kConfig.warps)

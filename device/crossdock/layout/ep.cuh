@@ -155,4 +155,11 @@ struct EpState {
   u32 routed[kEpMaxBlocks];  // the epoch for which a block's routes are complete
 };
 
+// When an input block is free to be written again: `at` [world] is what the words of `pulled`
+// (EpAreas) must have reached. Null: it is free.
+struct EpFree {
+  u64 pulled;
+  const u32* at;
+};
+
 }  // namespace crossdock::device

@@ -27,8 +27,7 @@ struct EpCopyRowsParams {
   const u32* rows;  // how many
   EpPlane planes[kEpMaxPlanes];
   u32 num_planes;
-  u64 pulled;          // EpAreas::pulled
-  const u32* free_at;  // [world]: what `pulled` must have reached before the copy; null: no wait
+  EpFree free;  // of where the planes go
 };
 
 }  // namespace crossdock::device

@@ -66,6 +66,7 @@ struct EpReduceRowsConfig {
 };
 struct EpReduceRowsParams {
   LaunchCommon common;
+  SymmetricView view;
   EpArrived arrived;
   const u32* positions;
   const u32* offsets;
@@ -73,6 +74,7 @@ struct EpReduceRowsParams {
   u64 output_stride;
   u32 rows_per_expert;  // masked; else 0
   u8* input;            // bf16: what combine will pull, a row for every received row
+  EpFree free;          // of `input`
   u32 row_bytes;
   bool weighted;  // each choice times its weight; else a plain sum
 };

@@ -178,6 +178,15 @@ struct ByPlace {
   bool weighted = false;              // each choice times its weight; else a plain sum
 };
 
+// What the experts have made of the received rows, where it is not in expert_input(): memory of the
+// rank's GPU with as many rows as have arrived, in their order, dense. combine copies it there
+// first, when peers have read what was there before, so that a handle may be combined again at
+// once.
+struct ExpertOutput {
+  const void* rows = nullptr;  // bf16, hidden values each, 16-byte aligned; null: in expert_input()
+  const float* weights = nullptr;  // [row][top_k]; null: likewise
+};
+
 // What combine makes of a rank's tokens: bf16, the sum of the rows of all ranks in the order of the
 // ranks, in fp32. Memory of the rank's GPU.
 struct Combined {
@@ -186,6 +195,7 @@ struct Combined {
   const void* bias[2] = {};      // added first, rows like the output; null: none
   std::uint64_t bias_stride[2] = {};
   float* weights = nullptr;  // [count][top_k]: sums of ExpertInput::weights; null: not wanted
+  ExpertOutput experts = {};
 };
 
 struct GroupOptions {

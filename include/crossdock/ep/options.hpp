@@ -39,7 +39,8 @@ struct Options {
   std::uint32_t row_bytes = 0;
   std::uint32_t scale_bytes = 0;
   bool wide_ids = false;  // expert ids of 64 bits; else of 32
-  // Dispatches whose output may be held at the same time without being copied.
+  // Dispatches whose output may be held at the same time without being copied. 0: every dispatch is
+  // given its output (DispatchOptions), and user_bytes is not 0.
   std::uint32_t slots = 2;
   // A dispatch that finds all slots held receives its rows in one more slot, the transit, and
   // copies them to ordinary memory, which its handle owns. False: it fails with kBusy instead, and
