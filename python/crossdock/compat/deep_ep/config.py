@@ -1,0 +1,48 @@
+"""Tuning values, as their users pass them along."""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+
+from ... import ep
+from ...errors import InvalidArgument
+
+__all__ = ["Config", "tuned"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How many SMs a call may use. Chunk sizes are kept and have no effect: rows go straight to their
+    final place, not through rings of chunks."""
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidArgument(f"deep_ep Config: {field.name} = {value!r} must be a positive "
+                                      "whole number")
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of a buffer for 4096 tokens a rank: outputs lie in it, unlike in rings of chunks."""
+        options = ep.Options(experts=num_ranks, top_k=min(num_ranks, 8), max_tokens=4096,
+                             hidden=max(hidden_bytes // 2 // 8 * 8, 8), cast=False, slots=1,
+                             fall_back=False)
+        return ep.sizes(options, num_ranks).window_bytes
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: all ranks are in one NVLink domain."""
+        return 0
+
+
+def tuned(num_ranks: int, num_sms: int, combine: bool) -> Config:
+    """The same for every number of ranks that NVLink connects: at most 32."""
+    if not 1 <= num_ranks <= 32:
+        raise InvalidArgument(f"deep_ep: num_ranks = {num_ranks} must be 1 to 32: all ranks are in one "
+                              "NVLink domain of one host")
+    return Config(num_sms)

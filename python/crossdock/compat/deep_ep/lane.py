@@ -1,0 +1,104 @@
+"""Which stream a call runs on, and what waits for what.
+
+An ordinary call runs on the caller's current stream: that is what a communication stream which waits for
+it, and which it waits for, comes to. An asynchronous call, or one that need only wait for a given event,
+runs on a stream of its own. Calls of a buffer are ordered whatever stream each is on.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Iterator, Optional, Union
+
+from ...errors import InvalidArgument
+from .events import EventHandle, EventOverlap, event_of
+from .frame import Frame
+from .world import capturing
+
+__all__ = ["Call", "Lane"]
+
+Event = Union[EventOverlap, EventHandle, None]
+
+
+class Call:
+    """One call on its stream. Tensors that the caller gave or gets are named, so that the allocator of
+    torch keeps their memory until both streams are past it."""
+
+    def __init__(self, stream: Any, current: Any, asynchronous: bool) -> None:
+        self.stream, self._current, self._asynchronous = stream, current, asynchronous
+        self.event = EventOverlap()
+
+    def keep(self, frame: Frame, *tensors: Any) -> None:
+        if not frame.gpu or self.stream is self._current:
+            return
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self.stream)
+                tensor.record_stream(self._current)
+
+    def end(self) -> None:
+        if self.stream is self._current:
+            return
+        done = EventHandle(self.stream)
+        if self._asynchronous:
+            self.event = EventOverlap(done)
+        else:
+            done.current_stream_wait()
+
+
+class Lane:
+    """The streams of one buffer's calls. ``device``: -1 in the twin, where there are none."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._stream: Optional[Any] = None
+        self._last: Optional[Any] = None
+
+    @property
+    def stream(self) -> Optional[Any]:
+        """The communication stream: of high priority, made when it is first needed."""
+        if self._stream is None and self._device >= 0:
+            self._stream = sys.modules["torch"].cuda.Stream(self._device, priority=-1)
+        return self._stream
+
+    @contextlib.contextmanager
+    def call(self, previous_event: Event = None, asynchronous: bool = False,
+             allocate_on_comm_stream: bool = False) -> Iterator[Call]:
+        if allocate_on_comm_stream and not (asynchronous and previous_event is not None):
+            raise InvalidArgument("deep_ep: allocate_on_comm_stream needs previous_event and an "
+                                  "asynchronous call: what is allocated there may be in use on the "
+                                  "current stream else")
+        if self._device < 0:
+            yield Call(None, None, asynchronous)
+            return
+        cuda = sys.modules["torch"].cuda
+        current = cuda.current_stream(self._device)
+        before = event_of(previous_event)
+        if not asynchronous and before is None:
+            self._follow(current)
+            call = Call(current, current, False)
+            yield call
+            self._last = current
+            return
+        stream = self.stream
+        assert stream is not None
+        if before is None or before.event is None:
+            stream.wait_stream(current)
+        else:
+            stream.wait_event(before.event)
+        self._follow(stream)
+        call = Call(stream, current, asynchronous)
+        with cuda.stream(stream):
+            yield call
+        call.end()
+        self._last = stream
+
+    def _follow(self, stream: Any) -> None:
+        """Calls of a rank come one after the other, on whatever streams. Where a stream is captured, what
+        was called before the capture is over already, by the rules of captures."""
+        last = self._last
+        if last is None or last == stream:
+            return
+        if not capturing():
+            stream.wait_stream(last)

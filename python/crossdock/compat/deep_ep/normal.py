@@ -1,0 +1,273 @@
+"""Dispatch and combine of many tokens: what Buffer.dispatch and Buffer.combine do."""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import json
+import weakref
+from typing import Any, Optional, Sequence, Tuple, Union
+
+from ... import ep
+from ...errors import InvalidArgument
+from .events import EventOverlap
+from .frame import Frame, frame_of
+from .lane import Event, Lane
+from .ranks import Rank
+from .settings import Settings
+from .world import Shape, World
+
+Array = Any
+Rows = Union[Array, Tuple[Array, Array]]
+
+__all__ = ["Dispatched", "How", "Layout", "LikeTopK", "Normal", "NormalHandle", "split"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Who gets how many of this rank's tokens."""
+
+    tokens_per_rank: Array  #: [ranks] int32
+    tokens_per_expert: Array  #: [experts] int32
+    is_token_in_rank: Array  #: [tokens, ranks] bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NormalHandle:
+    """The routing of a dispatch, for combine and for dispatches that take the same ways. Its memory is a
+    few words for each token."""
+
+    world: World
+    ep: ep.Handle
+    is_token_in_rank: Array
+    rows: int  #: of recv_x
+    top_k: int  #: columns of recv_topk_idx; 0: it was dispatched without
+
+
+@dataclasses.dataclass(frozen=True)
+class LikeTopK:
+    """Where the tokens of a dispatch go, as its caller says it."""
+
+    topk_idx: Optional[Array]
+    topk_weights: Optional[Array]
+    is_token_in_rank: Array
+    tokens_per_expert: Array
+
+    @property
+    def experts(self) -> int:
+        return int(self.tokens_per_expert.shape[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """The order of a call among others."""
+
+    previous_event: Event = None
+    asynchronous: bool = False
+    on_comm_stream: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+    """What a dispatch returns, in this order."""
+
+    recv_x: Rows
+    recv_topk_idx: Optional[Array]
+    recv_topk_weights: Optional[Array]
+    counts: Optional[list[int]]
+    handle: Optional[NormalHandle]
+    event: EventOverlap
+
+    def as_tuple(self) -> Tuple[Any, ...]:
+        return (self.recv_x, self.recv_topk_idx, self.recv_topk_weights, self.counts, self.handle,
+                self.event)
+
+
+def split(x: Rows) -> Tuple[Array, Optional[Array]]:
+    """Rows and their scales; x may be a tuple of both."""
+    if isinstance(x, (tuple, list)):
+        if len(x) != 2:
+            raise InvalidArgument(f"deep_ep: x is a tuple of {len(x)}: it must be (rows, scales)")
+        return x[0], x[1]
+    return x, None
+
+
+def layout_of(frame: Frame, topk_idx: Array, experts: int, world: int) -> Layout:
+    """From [tokens, top_k] expert ids, -1 for none."""
+    if experts % world:
+        raise InvalidArgument(f"deep_ep: num_experts = {experts} must be a multiple of the {world} ranks")
+    owner = frame.where(topk_idx < 0, -1, topk_idx // (experts // world))
+    in_rank = (owner[:, :, None] == frame.arange(world, "int64", topk_idx)[None, None, :]).any(1)
+    per_rank = frame.cast(in_rank.sum(0), frame.dtype("int32"))
+    return Layout(per_rank, frame.counts(topk_idx, experts), in_rank)
+
+
+class Normal:
+    """The calls of one buffer. ``room``: bytes that the caller has set aside, which decide for how many
+    tokens the group is made where that is more than the first call has."""
+
+    def __init__(self, rank: Rank, lane: Lane, room: int, settings: Settings) -> None:
+        self._rank, self._lane, self._room, self._settings = rank, lane, room, settings
+        self._worlds: dict[Shape, World] = {}
+        # Ids by the layout tensor made from them: dispatch may be given that tensor alone.
+        self._ids: dict[int, Tuple[Any, Array]] = {}
+
+    @property
+    def worlds(self) -> Sequence[World]:
+        return list(self._worlds.values())
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+        self._worlds.clear()
+
+    # ---- layout ----------------------------------------------------------------------------------
+
+    def layout(self, topk_idx: Array, experts: int, how: How) -> Tuple[Layout, EventOverlap]:
+        frame = frame_of(topk_idx, "topk_idx")
+        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+            made = layout_of(frame, topk_idx, experts, self._rank.size())
+            call.keep(frame, topk_idx, *dataclasses.astuple(made))
+        key = id(made.is_token_in_rank)
+        reference = weakref.ref(made.is_token_in_rank, lambda _: self._ids.pop(key, None))
+        self._ids[key] = (reference, topk_idx)
+        return made, call.event
+
+    def _ids_of(self, frame: Frame, is_token_in_rank: Array, experts: int) -> Tuple[Array, bool]:
+        """Ids for a dispatch without topk_idx, and whether they are the real ones: those the layout was
+        made from, else the first expert of every rank that the token goes to."""
+        known = self._ids.get(id(is_token_in_rank))
+        if known is not None and known[0]() is is_token_in_rank:
+            return known[1], True
+        world = self._rank.size()
+        first = frame.arange(world, "int64", is_token_in_rank) * (experts // world)
+        return frame.where(is_token_in_rank, first[None, :], -1), False
+
+    # ---- dispatch --------------------------------------------------------------------------------
+
+    def _world(self, shape: Shape, tokens: int) -> World:
+        if shape not in self._worlds:
+            s = self._settings
+            least = s.least_tokens(shape, self._rank.size(), self._room)
+            self._worlds[shape] = World(self._rank, shape, max(tokens, least), s.regions,
+                                        s.sms(self._rank.size()), s.wait, s.timeout)
+        world = self._worlds[shape]
+        world.need_tokens(tokens, "make the buffer with more num_nvl_bytes, set "
+                          "CROSSDOCK_DEEP_EP_MAX_TOKENS, or make the largest call first")
+        world.notice()
+        return world
+
+    def dispatch(self, x: Rows, like: LikeTopK, worst: int, alignment: int, how: How) -> Dispatched:
+        """Tokens by their ids. ``worst``: rows of the output, whose number the host does not learn then;
+        0: as many as arrive."""
+        rows, scales = split(x)
+        frame = frame_of(rows, "x")
+        ids, real, top_k = like.topk_idx, True, 0
+        if ids is None:
+            ids, real = self._ids_of(frame, like.is_token_in_rank, like.experts)
+        else:
+            top_k = int(ids.shape[1])
+        world = self._world(_shape_of(frame, rows, scales, ids, like.experts), int(rows.shape[0]))
+        if worst > world.capacity:
+            raise InvalidArgument(f"deep_ep: num_worst_tokens = {worst} is more than the "
+                                  f"{world.capacity} rows that can arrive at a rank")
+        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+            region, lend = world.take()
+            handle = world.dispatch(region, rows, frame.contiguous(ids), like.topk_weights,
+                                    scales=_dense(frame, scales))
+            world.run()
+            n = worst or handle.rows(world.timeout)
+            out = _received(frame, handle, n, lend)
+            out_ids, out_weights = _choices(frame, handle, n, lend, worst, ids.dtype) if top_k else (
+                None, None)
+            counts = [] if worst else self._counts(world, handle, like, real, alignment)
+            call.keep(frame, rows, scales, ids, like.topk_weights, *split(out), out_ids, out_weights)
+        kept = NormalHandle(world, handle, like.is_token_in_rank, n, top_k)
+        return Dispatched(out, out_ids, out_weights, counts, kept, call.event)
+
+    def _counts(self, world: World, handle: ep.Handle, like: LikeTopK, real: bool,
+                alignment: int) -> list[int]:
+        """Choices of this rank's experts, each rounded up to a multiple of ``alignment``."""
+        if real:
+            counts = handle.expert_counts(world.timeout)
+        else:
+            sent = json.dumps([int(n) for n in like.tokens_per_expert.tolist()]).encode()
+            sums = [sum(each) for each in zip(*(json.loads(data) for data in
+                                                self._rank.gather(sent, world.timeout)))]
+            here = like.experts // self._rank.size()
+            counts = sums[self._rank.rank() * here:(self._rank.rank() + 1) * here]
+        return [-(-n // alignment) * alignment for n in counts]
+
+    def dispatch_again(self, x: Rows, handle: NormalHandle, how: How) -> Dispatched:
+        """Other rows, as many, the same ways."""
+        rows, scales = split(x)
+        frame, world = frame_of(rows, "x"), handle.world
+        world.notice()
+        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+            region, lend = world.take()
+            again = world.dispatch(region, rows, None, None, scales=_dense(frame, scales),
+                                   routing=handle.ep)
+            world.run()
+            out = _received(frame, again, handle.rows, lend)
+            call.keep(frame, rows, scales, *split(out))
+        return Dispatched(out, None, None, None, None, call.event)
+
+    # ---- combine ---------------------------------------------------------------------------------
+
+    def combine(self, x: Array, handle: NormalHandle, weights: Optional[Array], bias: Sequence[Array],
+                how: How) -> Tuple[Array, Optional[Array], EventOverlap]:
+        """The sum of what all ranks have made of this rank's tokens."""
+        frame, world = frame_of(x, "x"), handle.world
+        if int(x.shape[0]) != handle.rows:
+            raise InvalidArgument(f"deep_ep combine: x has {x.shape[0]} rows, and the dispatch has "
+                                  f"delivered {handle.rows}: give a row for each")
+        if weights is not None and not handle.top_k:
+            raise InvalidArgument("deep_ep combine: topk_weights need a dispatch with topk_idx")
+        world.notice()
+        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+            made = world.group.combine(handle.ep, frame.contiguous(x), bias=bias,
+                                       row_weights=None if weights is None else frame.contiguous(weights),
+                                       weights=weights is not None)
+            world.run()
+            out, sums = made if weights is not None else (made, None)
+            call.keep(frame, x, weights, *bias, out, sums)
+        return out, sums, call.event
+
+
+def _shape_of(frame: Frame, rows: Array, scales: Optional[Array], ids: Array, experts: int) -> Shape:
+    hidden = int(rows.shape[1])
+    scale_bytes = 0 if scales is None else int(scales.shape[1]) * int(scales.dtype.itemsize)
+    # A bf16 row and an fp32 scale for 128 values fit anyway: one group for calls with and without.
+    return Shape(experts, int(ids.shape[1]), hidden, wide_ids=ids.dtype == frame.dtype("int64"),
+                 scale_bytes=scale_bytes if scale_bytes > hidden // 128 * 4 else 0)
+
+
+def _dense(frame: Frame, scales: Optional[Array]) -> Optional[Array]:
+    """Scales may come with any strides; a row of them has to be contiguous."""
+    return None if scales is None else frame.contiguous(scales)
+
+
+def _received(frame: Frame, handle: ep.Handle, n: int, lend: bool) -> Rows:
+    """The first ``n`` rows: where they arrived, or a copy."""
+    got = handle.received
+    rows, scales = got.rows[:n], got.scales
+    if not lend:
+        rows = frame.clone(rows)
+    if scales is None:
+        return rows
+    return rows, scales[:n] if lend else frame.clone(scales[:n])
+
+
+def _choices(frame: Frame, handle: ep.Handle, n: int, lend: bool, worst: int,
+             dtype: Any) -> Tuple[Array, Optional[Array]]:
+    """Ids and weights of the first ``n`` rows; rows behind those that arrived get ids of -1."""
+    got = handle.received
+    ids, weights = got.ids[:n], got.weights
+    if worst:
+        used = frame.arange(n, "int32", ids) < got.source_ends[-1]
+        ids = frame.where(used[:, None], ids, -1)
+    ids = frame.cast(ids, dtype)
+    if ids.dtype == frame.dtype("int32") and not worst and not lend:
+        ids = frame.clone(ids)
+    if weights is not None:
+        weights = weights[:n] if lend else frame.clone(weights[:n])
+    return ids, weights

@@ -1,0 +1,188 @@
+"""Who the ranks of a buffer are, and how they agree on something: processes, as under torchrun, or threads
+of one process, which also run in the twin without a GPU."""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Optional, Sequence, TypeVar
+
+from ... import ep
+from ..._native import Exchange
+from ...errors import DeadlineExceeded, InvalidArgument
+from ...exchange import function_exchange, torch_exchange
+
+T = TypeVar("T")
+
+__all__ = ["ProcessRank", "Rank", "ThreadRank", "Threads", "rank_of"]
+
+
+class Rank:
+    """One rank, as its own thread or process sees it."""
+
+    twin = False
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._world
+
+    def gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
+        """The bytes of all ranks, by rank. Collective."""
+        raise NotImplementedError
+
+    def make(self, options: ep.Options, timeout: float) -> ep.Group:
+        """A group of all ranks. Collective."""
+        raise NotImplementedError
+
+    def meet(self, group: ep.Group, timeout: float) -> None:
+        """In the twin kernels of all ranks run together: waits for the others and runs what was called.
+        On GPUs nothing."""
+
+    def leave(self, group: ep.Group) -> None:
+        """The rank needs the group no more."""
+        group.close()
+
+
+class ProcessRank(Rank):
+    """A process a rank, brought together by an exchange."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange.member, exchange.members)
+        self._exchange = exchange
+
+    def gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
+        return self._exchange.all_gather(data, timeout)
+
+    def make(self, options: ep.Options, timeout: float) -> ep.Group:
+        return ep.Group(options, exchange=self._exchange, timeout=timeout)
+
+
+class Threads:
+    """``world`` ranks in this process, each used by a thread of its own: ``backend`` "gpu", rank r on
+    GPU r, or "twin", on the CPU. In the twin every call of a buffer is collective: it waits until all
+    ranks have called, at most ``timeout`` seconds."""
+
+    def __init__(self, world: int, *, backend: str = "gpu", timeout: float = 60.0) -> None:
+        if backend not in ("gpu", "twin"):
+            raise InvalidArgument(f"backend = {backend!r} must be 'gpu' or 'twin'")
+        self.world, self.twin, self.timeout = world, backend == "twin", timeout
+        self._barrier = threading.Barrier(world)
+        self._here: list[Any] = [None] * world
+        self._result: Any = None
+        self._error: Optional[BaseException] = None
+        self._users: dict[int, int] = {}
+
+    def rank(self, rank: int) -> ThreadRank:
+        """What the thread of ``rank`` gives as ``group``."""
+        return ThreadRank(self, rank)
+
+    def together(self, rank: int, value: Any, action: Callable[[list[Any]], T]) -> T:
+        """Waits for all ranks; one of them runs ``action`` on the values of all, and all get its result
+        or its error."""
+        self._here[rank] = value
+        if self._wait() == 0:
+            self._error = None
+            try:
+                self._result = action(list(self._here))
+            except Exception as error:
+                self._error = error
+        self._wait()
+        if self._error is not None:
+            raise self._error
+        result: T = self._result
+        return result
+
+    def _wait(self) -> int:
+        try:
+            return self._barrier.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            raise DeadlineExceeded(f"deep_ep: not all {self.world} ranks have made this call within "
+                                   f"{self.timeout} s, or one of them has failed") from None
+
+    def run(self, function: Callable[[ThreadRank], T]) -> list[T]:
+        """``function`` on a thread of each rank; what they return, by rank. The first error is raised
+        when all have ended; the others need not wait for who has failed."""
+        results: list[Any] = [None] * self.world
+        errors: list[BaseException] = []
+
+        def work(rank: int) -> None:
+            try:
+                if not self.twin:
+                    import torch
+                    torch.cuda.set_device(rank)
+                results[rank] = function(self.rank(rank))
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(r,)) for r in range(self.world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            self._barrier.reset()
+            raise errors[0]
+        return results
+
+    def make(self, rank: int, options: ep.Options, timeout: float) -> ep.Group:
+        backend = "twin" if self.twin else "gpu"
+        group = self.together(rank, None, lambda _: ep.Group(options, world=self.world, backend=backend,
+                                                             timeout=timeout))
+        self.together(rank, None, lambda _: self._users.setdefault(id(group), self.world))
+        return group
+
+    def leave(self, group: ep.Group) -> None:
+        """The last rank to leave closes the group."""
+        with _leaving:
+            left = self._users.get(id(group), 1) - 1
+            self._users[id(group)] = left
+        if left == 0:
+            self._users.pop(id(group), None)
+            group.close()
+
+
+_leaving = threading.Lock()
+
+
+class ThreadRank(Rank):
+    """A rank of :class:`Threads`."""
+
+    def __init__(self, threads: Threads, rank: int) -> None:
+        super().__init__(rank, threads.world)
+        self._threads = threads
+        self.twin = threads.twin
+
+    def gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
+        return self._threads.together(self._rank, data, lambda all_of_them: list(all_of_them))
+
+    def make(self, options: ep.Options, timeout: float) -> ep.Group:
+        return self._threads.make(self._rank, options, timeout)
+
+    def meet(self, group: ep.Group, timeout: float) -> None:
+        if self.twin:
+            self._threads.together(self._rank, None, lambda _: group.synchronize(timeout))
+
+    def leave(self, group: ep.Group) -> None:
+        self._threads.leave(group)
+
+
+def rank_of(group: Any, comm: Any = None) -> Rank:
+    """From what a buffer is given: a process group of torch, a :class:`crossdock.Exchange`, a rank of
+    :class:`Threads`, or ``comm``, a communicator of mpi4py."""
+    if isinstance(group, Rank):
+        return group
+    if isinstance(group, Exchange):
+        return ProcessRank(group)
+    if group is None and comm is not None:
+        return ProcessRank(function_exchange(
+            comm.Get_rank(), comm.Get_size(),
+            lambda data, seconds: [bytes(part) for part in comm.allgather(data)]))
+    if group is None:
+        raise InvalidArgument("deep_ep: group is missing: give a process group of torch.distributed, or "
+                              "comm, a communicator of mpi4py")
+    return ProcessRank(torch_exchange(group))

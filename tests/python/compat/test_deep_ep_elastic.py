@@ -1,0 +1,84 @@
+"""ElasticBuffer, in the twin: what DeepEP's script for it checks on one host, against a reference of our
+own."""
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+import crossdock
+from crossdock.compat import deep_ep
+from elastic_rounds import Case, payload, whole_round
+from kits import KITS, NumPyKit
+
+each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+
+
+def run(world, function, *arguments, **more):
+    threads = deep_ep.Threads(world, backend="twin", timeout=120)
+    return threads.run(lambda group: function(group, *arguments, **more))
+
+
+@each_kit
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("change", [
+    {}, {"fp8": True, "by_column": True}, {"expand": True}, {"expand": True, "fp8": True},
+    {"expand": True, "fp8": True, "by_column": True, "alignment": 1}])
+def test_a_whole_round(kit, change, sync):
+    run(2, whole_round, kit, Case(sync=sync, **change))
+
+
+@pytest.mark.parametrize("expand", [True, False])
+@pytest.mark.parametrize("world", [1, 4])
+def test_other_worlds(world, expand):
+    run(world, whole_round, NumPyKit(), Case(world=world, expand=expand))
+
+
+@each_kit
+def test_asynchronous_calls(kit):
+    run(2, whole_round, kit, Case(expand=True), lambda: {
+        "previous_event": deep_ep.ElasticBuffer.capture(), "async_with_compute_stream": True,
+        "previous_event_before_epilogue": deep_ep.ElasticBuffer.capture(),
+        "allocate_on_comm_stream": True})
+
+
+def test_no_tokens_at_all():
+    run(2, whole_round, NumPyKit(), Case(counts=(0,), expand=True))
+
+
+def refused(call, *texts):
+    with pytest.raises(crossdock.InvalidArgument) as caught:
+        call()
+    for text in texts:
+        assert text in caught.value.message, caught.value.message
+
+
+def test_mistakes_are_named():
+    case, kit = Case(world=1), NumPyKit()
+
+    def one(group):
+        refused(lambda: deep_ep.ElasticBuffer(group), "num_bytes is missing")
+        buffer, mine = case.buffer(group), case.sent()[0]
+        rows, ids = payload(kit, case, mine), mine.ids
+        refused(lambda: buffer.dispatch(rows, ids), "num_experts are missing")
+        refused(lambda: buffer.dispatch(np.tile(rows, (2, 1)), np.tile(ids, (2, 1)), num_experts=8),
+                "48 tokens", "num_max_tokens_per_rank = 24")
+        result = buffer.dispatch(rows, ids, num_experts=8)
+        refused(lambda: buffer.dispatch(rows, ids, handle=result[3]), "leave topk_idx out")
+        refused(lambda: buffer.combine(rows[:1], result[3]), "1 rows")
+        refused(lambda: buffer.combine(rows, "handle"), "handle is a str")
+        by_bytes = deep_ep.ElasticBuffer(group, 1 << 22)
+        refused(lambda: by_bytes.dispatch(rows, ids, num_experts=8, do_cpu_sync=False),
+                "num_max_tokens_per_rank is missing")
+        assert len(by_bytes.dispatch(rows, ids, num_experts=8)[0]) == len(result[0])
+        assert buffer.get_physical_domain_size() == buffer.get_logical_domain_size() == (1, 1)
+        assert buffer.get_theoretical_num_sms(8, 3) % 2 == 0 and buffer.get_theoretical_num_qps(8) == 0
+        by_bytes.destroy()
+        buffer.destroy()
+
+    run(1, one)
+
+
+def test_sizes():
+    threads = deep_ep.Threads(4, backend="twin")
+    small, large = (deep_ep.ElasticBuffer.get_buffer_size_hint(threads.rank(0), most, 7168, 8)
+                    for most in (128, 4096))
+    assert 0 < small < large < 2 << 30

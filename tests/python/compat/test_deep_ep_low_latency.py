@@ -1,0 +1,106 @@
+"""Buffer's low-latency calls, in the twin: what DeepEP's script for them checks, against a reference of our
+own."""
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+import crossdock
+from crossdock.compat import deep_ep
+from kits import KITS, NumPyKit
+from low_latency_rounds import Case, check_combine, dispatch, made_by, two_at_a_time, whole_round
+
+each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+
+
+def run(world, function, *arguments):
+    threads = deep_ep.Threads(world, backend="twin", timeout=120)
+    return threads.run(lambda group: function(group, *arguments))
+
+
+@each_kit
+@pytest.mark.parametrize("change", [
+    {}, {"fp8": False}, {"round_scale": True}, {"round_scale": True, "ue8m0": True, "hidden": 512}])
+def test_a_whole_round(kit, change):
+    run(2, whole_round, kit, Case(**change))
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_other_worlds(world):
+    run(world, whole_round, NumPyKit(), Case(world=world))
+
+
+def test_one_rank_has_tokens_the_others_none():
+    run(2, whole_round, NumPyKit(), Case(counts=(4, 0)))
+
+
+def refused(call, *texts):
+    with pytest.raises(crossdock.InvalidArgument) as caught:
+        call()
+    for text in texts:
+        assert text in caught.value.message, caught.value.message
+
+
+@each_kit
+def test_two_results_are_kept_and_a_third_ends_the_first(kit):
+    case = Case()
+
+    def one(group):
+        buffer, first, mine = two_at_a_time(group, kit, case)
+        x = kit.bf16(made_by(case, group.rank(), 0))
+        refused(lambda: buffer.low_latency_combine(x, kit.array(mine.ids), kit.array(mine.weights), first),
+                "at most two results")
+        buffer.destroy()
+
+    run(2, one)
+
+
+def test_mistakes_are_named():
+    case, kit = Case(world=1), NumPyKit()
+
+    def one(group):
+        buffer, sent = deep_ep.Buffer(group, low_latency_mode=True), case.sent()
+        mine = sent[0]
+        refused(lambda: dispatch(buffer, kit, Case(world=1, most=4), mine), "8 tokens", "= 4")
+        refused(lambda: dispatch(buffer, kit, Case(world=1, round_scale=False, ue8m0=True), mine),
+                "use_ue8m0 needs")
+        refused(lambda: dispatch(buffer, kit, case, mine, async_finish=True, return_recv_hook=True),
+                "exclude each other")
+        handle = dispatch(buffer, kit, case, mine)[2]
+        x = made_by(case, 0, 0)
+        refused(lambda: buffer.low_latency_combine(x[:, :3], mine.ids, mine.weights, handle), "(8, 8, 128)")
+        refused(lambda: buffer.low_latency_combine(x, mine.ids, mine.weights, handle, zero_copy=True),
+                "get_next_low_latency_combine_buffer")
+        # And the buffer is good for what comes after.
+        check_combine(buffer, kit, case, handle, sent, 1)
+        buffer.destroy()
+
+    run(1, one)
+
+
+def test_experts_have_to_divide():
+    def one(group):
+        case = Case(experts=9)
+        refused(lambda: dispatch(deep_ep.Buffer(group), NumPyKit(), case, case.sent()[group.rank()]),
+                "num_experts = 9", "multiple of the 2 ranks")
+
+    run(2, one)
+
+
+def test_ranks_cannot_be_left_out_yet():
+    def one(group):
+        buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
+        masks = np.full(1, 7, np.int32)
+        buffer.low_latency_query_mask_buffer(masks)
+        assert masks.tolist() == [0]
+        buffer.low_latency_clean_mask_buffer()
+        buffer.low_latency_update_mask_buffer(0, False)
+        with pytest.raises(crossdock.Unsupported, match="rank 0 cannot be left out"):
+            buffer.low_latency_update_mask_buffer(0, True)
+        refused(lambda: deep_ep.Buffer(group).low_latency_clean_mask_buffer(), "enable_shrink = True")
+
+    run(1, one)
+
+
+def test_sizes():
+    small, large = (deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 7168, 4, 256) for most in (1, 128))
+    assert 0 < small < large < 128 << 20

@@ -1,0 +1,172 @@
+"""Buffer's calls for many tokens, in the twin: what DeepEP's script for one host checks, against a
+reference of our own."""
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+import crossdock
+from crossdock.compat import deep_ep
+from kits import KITS, NumPyKit
+from normal_rounds import Case, check_layout, held_results, payload, whole_round, worst_case_round
+
+each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+
+
+def run(world, function, *arguments, **more):
+    threads = deep_ep.Threads(world, backend="twin", timeout=120)
+    return threads.run(lambda group: function(group, *arguments, **more))
+
+
+@each_kit
+@pytest.mark.parametrize("change", [
+    {}, {"fp8": True}, {"with_topk": False}, {"fp8": True, "with_topk": False, "alignment": 8},
+    {"alignment": 128}])
+def test_a_whole_round(kit, change):
+    run(2, whole_round, kit, Case(**change))
+
+
+@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_other_worlds(world, fp8):
+    run(world, whole_round, NumPyKit(), Case(world=world, fp8=fp8))
+
+
+@each_kit
+def test_asynchronous_calls(kit):
+    """In the twin an event has nothing to wait for; arguments and results are those of a GPU."""
+    run(2, whole_round, kit, Case(), lambda: {
+        "previous_event": deep_ep.Buffer.capture(), "async_finish": True, "allocate_on_comm_stream": True})
+
+
+@each_kit
+@pytest.mark.parametrize("fp8", [False, True])
+def test_worst_case_outputs(kit, fp8):
+    run(2, worst_case_round, kit, Case(fp8=fp8), 40)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_results_are_kept_while_they_are_held(fp8):
+    run(2, held_results, NumPyKit(), Case(fp8=fp8), 5)
+
+
+def test_ids_may_be_narrow_and_layouts_of_ones_own():
+    """is_token_in_rank of the caller, without topk_idx."""
+    case, kit = Case(), NumPyKit()
+
+    def one(group):
+        buffer = deep_ep.Buffer(group, 1 << 20)
+        sent = case.sent()
+        got = case.received(sent)[group.rank()]
+        mine = sent[group.rank()]
+        layout = check_layout(buffer, kit, case, mine)
+        layout["is_token_in_rank"] = layout["is_token_in_rank"].copy()
+        recv_x, _, _, counts, _, _ = buffer.dispatch(payload(kit, case, mine), **layout)
+        np.testing.assert_array_equal(recv_x, np.stack([sent[s].rows[t] for s, t in got.pairs]))
+        assert counts == got.counts
+        ids = mine.ids.astype(np.int32)
+        got_ids = buffer.dispatch(payload(kit, case, mine), **layout, topk_idx=ids,
+                                  topk_weights=mine.weights)[1]
+        assert got_ids.dtype == np.int32
+        np.testing.assert_array_equal(got_ids, got.ids)
+        buffer.destroy()
+
+    run(2, one)
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def alone(function):
+    run(1, function)
+
+
+def refused(call, *texts):
+    with pytest.raises(crossdock.InvalidArgument) as caught:
+        call()
+    for text in texts:
+        assert text in caught.value.message, caught.value.message
+
+
+def test_mistakes_are_named():
+    case, kit = Case(world=1), NumPyKit()
+
+    def one(group):
+        buffer = deep_ep.Buffer(group)
+        mine = case.sent()[0]
+        refused(lambda: buffer.get_local_buffer_tensor(np.dtype("uint8")), "before its first dispatch")
+        layout = check_layout(buffer, kit, case, mine)
+        rows, ids, weights = mine.rows, mine.ids, mine.weights
+        result = buffer.dispatch(rows, **layout, topk_idx=ids, topk_weights=weights)
+        handle = result[4]
+        refused(lambda: buffer.dispatch(rows), "get_dispatch_layout() are missing")
+        refused(lambda: buffer.dispatch(rows, handle=handle, topk_idx=ids), "leave topk_idx")
+        refused(lambda: buffer.dispatch(rows, handle=(1, 2)), "handle is a tuple")
+        refused(lambda: buffer.dispatch(rows, **layout, topk_weights=weights), "give both or neither")
+        refused(lambda: buffer.dispatch((rows,), **layout), "(rows, scales)")
+        refused(lambda: buffer.dispatch(rows, **layout, topk_idx=ids, allocate_on_comm_stream=True),
+                "needs previous_event")
+        refused(lambda: buffer.dispatch([1, 2, 3], **layout), "tuple of 3")
+        refused(lambda: buffer.dispatch("rows", **layout), "x is a str")
+        refused(lambda: buffer.dispatch(rows, **layout, topk_idx=ids, num_worst_tokens=1000),
+                "num_worst_tokens = 1000", "32 rows")
+        refused(lambda: buffer.combine(rows[:3], handle), "3 rows", f"delivered {len(result[0])}")
+        many = np.tile(rows, (3, 1))
+        more = check_layout(buffer, kit, case, type(mine)(many, np.tile(ids, (3, 1)), None))
+        refused(lambda: buffer.dispatch(many, **more, topk_idx=np.tile(ids, (3, 1))), "60 tokens",
+                "the 32 that", "CROSSDOCK_DEEP_EP_MAX_TOKENS")
+        refused(lambda: buffer.get_dispatch_layout(ids, 8, allocate_on_comm_stream=True),
+                "needs previous_event")
+        buffer.destroy()
+
+    alone(one)
+    refused(lambda: deep_ep.Buffer(None), "group is missing")
+    refused(lambda: deep_ep.Buffer.set_num_sms(3), "num_sms = 3 must be even")
+    refused(lambda: deep_ep.Config(num_sms=0), "num_sms = 0")
+    refused(lambda: deep_ep.Buffer.get_dispatch_config(64), "num_ranks = 64")
+    assert deep_ep.Buffer.get_combine_config(4) == deep_ep.Config(20, 6, 256, 6, 256)
+
+
+def test_ranks_that_call_differently_are_named():
+    def one(group):
+        case = Case(hidden=256 if group.rank() == 0 else 128)
+        buffer, mine = deep_ep.Buffer(group), case.sent()[group.rank()]
+        layout = check_layout(buffer, NumPyKit(), case, mine)
+        refused(lambda: buffer.dispatch(mine.rows, **layout, topk_idx=mine.ids), "hidden=",
+                "all ranks make the same calls")
+
+    run(2, one)
+
+
+def test_a_rank_that_does_not_call_is_waited_for_no_longer_than_said():
+    threads = deep_ep.Threads(2, backend="twin", timeout=0.5)
+    case = Case()
+
+    def one(group):
+        if group.rank() == 1:
+            return
+        buffer, mine = deep_ep.Buffer(group), case.sent()[0]
+        layout = check_layout(buffer, NumPyKit(), case, mine)
+        with pytest.raises(crossdock.DeadlineExceeded, match="not all 2 ranks"):
+            buffer.dispatch(mine.rows, **layout, topk_idx=mine.ids)
+
+    threads.run(one)
+
+
+def test_memory_can_be_looked_at():
+    case, kit = Case(world=1), NumPyKit()
+
+    def one(group):
+        buffer, mine = deep_ep.Buffer(group, 1 << 22), case.sent()[0]
+        layout = check_layout(buffer, kit, case, mine)
+        result = buffer.dispatch(mine.rows, **layout, topk_idx=mine.ids)
+        memory = buffer.get_local_buffer_tensor(np.dtype("uint16"), (len(result[0]), case.hidden))
+        np.testing.assert_array_equal(memory, result[0])
+        refused(lambda: buffer.get_local_buffer_tensor(np.dtype("uint8"), (1 << 40,)), "fewer than")
+        # The bytes decide for how many tokens it is.
+        many = np.tile(mine.rows, (40, 1))
+        ids = np.tile(mine.ids, (40, 1))
+        more = check_layout(buffer, kit, case, type(mine)(many, ids, None))
+        assert len(buffer.dispatch(many, **more, topk_idx=ids)[0]) == 40 * len(result[0])
+        buffer.destroy()
+
+    alone(one)

@@ -1,0 +1,77 @@
+"""python -m crossdock.compat: installs, says so, refuses, and leaves no trace."""
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import crossdock
+from crossdock.compat import install
+
+
+def python(folder, *arguments):
+    """A Python of its own that looks into the folder first."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": path},
+                          capture_output=True, text=True)
+
+
+def compat(folder, *arguments):
+    return python(folder, "-m", "crossdock.compat", *arguments)
+
+
+def test_install_import_status_uninstall(tmp_path):
+    before = compat(tmp_path, "status")
+    assert before.returncode == 1 and "not installed" in before.stdout
+    for _ in range(2):  # again is no error
+        done = compat(tmp_path, "install", "deep_ep", "--target", str(tmp_path))
+        assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "deep_ep"), done.stderr
+    code = ("import deep_ep, deep_ep.utils, deep_ep.buffer, deep_ep_cpp, crossdock.compat.deep_ep as ours\n"
+            "assert deep_ep.Buffer is ours.Buffer is deep_ep.buffer.Buffer\n"
+            "assert deep_ep.utils.EventOverlap is ours.EventOverlap\n"
+            "assert deep_ep_cpp.Config is ours.Config and deep_ep.Threads is ours.Threads\n"
+            "print(deep_ep.__version__)")
+    done = python(tmp_path, "-c", code)
+    assert done.returncode == 0 and done.stdout.strip().endswith("+crossdock"), done.stderr
+    state = compat(tmp_path, "status")
+    assert state.returncode == 0 and crossdock.__version__ in state.stdout
+    assert compat(tmp_path, "uninstall", "--target", str(tmp_path)).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+    again = compat(tmp_path, "uninstall", "--target", str(tmp_path))
+    assert again.returncode == 0 and "was not installed" in again.stdout
+
+
+def real_one(folder):
+    (folder / "deep_ep").mkdir(parents=True)
+    (folder / "deep_ep" / "__init__.py").write_text("whose = 'theirs'\n")
+
+
+def test_one_that_is_not_ours_is_left_alone(tmp_path):
+    real_one(tmp_path)
+    state = compat(tmp_path, "status")
+    assert state.returncode == 1 and "not ours" in state.stdout
+    refused = compat(tmp_path, "install", "--target", str(tmp_path))
+    assert refused.returncode == 2 and "--force" in refused.stderr
+    # Also where it would be found in another folder.
+    elsewhere = compat(tmp_path, "install", "--target", str(tmp_path / "other"))
+    assert elsewhere.returncode == 2 and not (tmp_path / "other").exists()
+    assert "was not installed" in compat(tmp_path, "uninstall", "--target", str(tmp_path)).stdout
+    assert python(tmp_path, "-c", "import deep_ep; print(deep_ep.whose)").stdout.strip() == "theirs"
+
+
+def test_force_keeps_it_aside_until_ours_goes(tmp_path):
+    real_one(tmp_path)
+    for _ in range(2):
+        assert compat(tmp_path, "install", "--force", "--target", str(tmp_path)).returncode == 0
+    assert compat(tmp_path, "status").returncode == 0
+    assert compat(tmp_path, "uninstall", "--target", str(tmp_path)).returncode == 0
+    assert python(tmp_path, "-c", "import deep_ep; print(deep_ep.whose)").stdout.strip() == "theirs"
+    assert [path.name for path in tmp_path.iterdir() if path.name != "deep_ep"] == []
+
+
+def test_other_names_are_refused():
+    with pytest.raises(crossdock.InvalidArgument, match="what can be installed is deep_ep"):
+        install.install("nccl")
+    assert compat(pathlib.Path("/nonexistent"), "install", "nccl").returncode == 2
