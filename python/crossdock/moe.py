@@ -26,10 +26,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from types import TracebackType
-from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, Optional, Tuple
 
 from . import _arrays, _native
 from ._gemm import Gemm, Swiglu
+from ._weights import WeightLayout, Weights, _to_host
 from .ep import Array, Sizes, Statistics, Stream, _current_device
 from .errors import InvalidArgument
 
@@ -48,6 +49,9 @@ class Options:
     inter: int  #: values between the products, a multiple of 128
     format: str = "e4m3"  #: of the weights, and of the rows that travel and are multiplied: or "bf16"
     wide_ids: bool = False  #: expert ids are int64, as ``torch.topk`` makes them; else int32
+    #: Of experts that every token goes through besides those it chose, on its own rank, all of them taken
+    #: as one; a multiple of 128. 0: none.
+    shared_inter: int = 0
     clamp: float = math.inf  #: gate <= clamp, -clamp <= up <= clamp
     fast: bool = False  #: approximate exponential and reciprocal in SwiGLU
     #: Choices that one rank computes in one forward; more are a fault that names the expert. 0: all that
@@ -81,184 +85,18 @@ class LayerSizes:
     activation_bytes: int  #: between the products, with scales
     output_bytes: int  #: of the second product
     weights: WeightSizes  #: of the rank with the most experts
+    shared_bytes: int  #: shared experts: buffers between their stages
+    shared_weights: WeightSizes  #: and weights, the same on every rank
 
 
 def _sizes(of: dict[str, Any]) -> LayerSizes:
-    return LayerSizes(**{**of, "group": Sizes(**of["group"]), "weights": WeightSizes(**of["weights"])})
+    return LayerSizes(**{**of, "group": Sizes(**of["group"]), "weights": WeightSizes(**of["weights"]),
+                         "shared_weights": WeightSizes(**of["shared_weights"])})
 
 
 def layer_sizes(options: Options, world: int) -> LayerSizes:
     """The memory that a layer over ``world`` ranks would take, and whether its options are right."""
     return _sizes(_native.moe_sizes(options, world))
-
-
-class WeightLayout(NamedTuple):
-    """What prepared weights are. Keep it beside the bytes where they are stored: weights of another
-    layout are :class:`crossdock.Incompatible` and not a wrong result."""
-
-    version: int  #: goes up when the same bytes would mean something else
-    format: str  #: "bf16" or "e4m3"
-    experts: int
-    hidden: int
-    inter: int
-
-
-# ---- weights -----------------------------------------------------------------------------------
-
-
-def _to_host(array: Any) -> Any:
-    """Contiguous and on the host; of torch, NumPy or CuPy."""
-    if array is None:
-        return None
-    if hasattr(array, "detach"):
-        return array.detach().cpu().contiguous()
-    import numpy
-    return numpy.ascontiguousarray(array.get() if hasattr(array, "get") else array)
-
-
-def _flat(array: Any, name: str) -> Any:
-    """[experts, rows, columns] as [experts * rows, columns], without a copy."""
-    if array is None:
-        return None
-    if len(array.shape) != 3:
-        raise InvalidArgument(f"moe weights: {name} has the shape {tuple(array.shape)}: it must be "
-                              "[experts, rows, columns]")
-    dense = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags["C_CONTIGUOUS"]
-    if not dense:
-        raise InvalidArgument(f"moe weights: {name} is not contiguous: make it contiguous first")
-    experts, rows, columns = array.shape
-    return array.reshape(experts * rows, columns)
-
-
-def _all_flat(gate_up: Any, down: Any, gate_up_scales: Any,
-              down_scales: Any) -> Tuple[Any, Any, Any, Any]:
-    return (_flat(gate_up, "gate_up"), _flat(down, "down"), _flat(gate_up_scales, "gate_up_scales"),
-            _flat(down_scales, "down_scales"))
-
-
-def _stack(matrices: Sequence[Any]) -> Any:
-    """One array of the matrices of all experts, on the host."""
-    if not matrices:
-        raise InvalidArgument("moe weights: there are no matrices: give those of at least one expert")
-    on_host = [_to_host(m) for m in matrices]
-    shapes = {tuple(m.shape) for m in on_host}
-    if len(shapes) != 1:
-        raise InvalidArgument(f"moe weights: matrices of different shapes, {sorted(shapes)}: those of all "
-                              "experts must be alike")
-    if hasattr(on_host[0], "detach"):
-        import torch
-        # Types of one byte cannot be stacked in every version; their bytes can.
-        as_bytes = [m.view(torch.uint8) if m.element_size() == 1 else m for m in on_host]
-        stacked = torch.stack(as_bytes)
-        return stacked.view(on_host[0].dtype) if on_host[0].element_size() == 1 else stacked
-    import numpy
-    return numpy.stack(on_host)
-
-
-def _one_above_the_other(upper: Any, lower: Any) -> Any:
-    """Two arrays [experts, ...] joined in their rows, on the host."""
-    if hasattr(upper, "detach"):
-        import torch
-        if upper.element_size() != 1:
-            return torch.cat([upper, lower], dim=1)
-        return torch.cat([upper.view(torch.uint8), lower.view(torch.uint8)], dim=1).view(upper.dtype)
-    import numpy
-    return numpy.concatenate([upper, lower], axis=1)
-
-
-class Weights:
-    """Weights of the experts of one rank, as the products take them. Made by :meth:`prepare`,
-    :meth:`from_experts` or, from arrays that were prepared before, :meth:`prepared`.
-
-    ``gate_up``: [experts, 2 * inter, hidden], gate and up by turns in groups of 8 rows; ``down``:
-    [experts, hidden, inter]; e4m3 with float32 scales for 128 x 128 values.
-    """
-
-    __slots__ = ("_native", "_given")
-
-    def __init__(self, native: _native.MoeWeights, given: Optional[Tuple[Any, Any, Any, Any]]) -> None:
-        self._native = native
-        self._given = given
-
-    @staticmethod
-    def prepare(gate_up: Array, down: Array, *, format: str = "e4m3",
-                gate_up_scales: Optional[Array] = None, down_scales: Optional[Array] = None,
-                up_first: bool = False) -> Weights:
-        """From plain matrices, on the CPU. ``gate_up``: [experts, 2 * inter, hidden], all gates, then all
-        ups (``up_first``: the other way); ``down``: [experts, hidden, inter]; float32, bfloat16, or
-        float8_e4m3fn with float32 scales for 128 x 128 values, [experts, rows / 128, columns / 128].
-        Arrays of a GPU are copied to the host. Values that are not finite, and scales that are not
-        finite or negative, are :class:`crossdock.InvalidArgument` with their place."""
-        flat = _all_flat(*(_to_host(a) for a in (gate_up, down, gate_up_scales, down_scales)))
-        return Weights(_native.moe_prepare(*flat, int(gate_up.shape[0]), up_first, format), None)
-
-    @staticmethod
-    def from_experts(gates: Sequence[Array], ups: Sequence[Array], downs: Sequence[Array], *,
-                     format: str = "e4m3", gate_scales: Optional[Sequence[Array]] = None,
-                     up_scales: Optional[Sequence[Array]] = None,
-                     down_scales: Optional[Sequence[Array]] = None) -> Weights:
-        """From the matrices of each expert, as most checkpoints have them: gate and up [inter, hidden],
-        down [hidden, inter], and for float8_e4m3fn the scales of each, [rows / 128, columns / 128]."""
-        counts = {len(gates), len(ups), len(downs)}
-        if len(counts) != 1:
-            raise InvalidArgument(f"moe weights: {len(gates)} gates, {len(ups)} ups and {len(downs)} downs: "
-                                  "every expert has one of each")
-        if (gate_scales is None) != (up_scales is None):
-            raise InvalidArgument("moe weights: scales of gate and up come together: give both or none")
-        scales = None
-        if gate_scales is not None and up_scales is not None:
-            scales = _one_above_the_other(_stack(gate_scales), _stack(up_scales))
-        return Weights.prepare(_one_above_the_other(_stack(gates), _stack(ups)), _stack(downs),
-                               format=format, gate_up_scales=scales,
-                               down_scales=None if down_scales is None else _stack(down_scales))
-
-    @staticmethod
-    def prepared(gate_up: Array, down: Array, *, gate_up_scales: Optional[Array] = None,
-                 down_scales: Optional[Array] = None,
-                 version: int = _native.moe_weight_layout_version) -> Weights:
-        """What :meth:`prepare` has made, read back from where it was stored (``version``: of its layout),
-        or moved to a GPU, for :meth:`Layer.use`. Nothing is copied."""
-        given = (gate_up, down, gate_up_scales, down_scales)
-        return Weights(_native.moe_take(*_all_flat(*given), int(gate_up.shape[0]), version), given)
-
-    @property
-    def layout(self) -> WeightLayout:
-        n = self._native
-        return WeightLayout(n.version, n.format, n.experts, n.hidden, n.inter)
-
-    def _part(self, index: int, name: str) -> Any:
-        if self._given is not None:
-            return self._given[index]
-        array = self._native.part(name)
-        if array is None:
-            return None
-        import numpy
-        flat = numpy.asarray(array)
-        return flat.reshape(self._native.experts, flat.shape[0] // self._native.experts, flat.shape[1])
-
-    @property
-    def gate_up(self) -> Array:
-        """[experts, 2 * inter, hidden]. Of weights prepared here NumPy arrays, bf16 as uint16 and e4m3 as
-        uint8, which are views; so are the others."""
-        return self._part(0, "gate_up")
-
-    @property
-    def down(self) -> Array:
-        """[experts, hidden, inter]."""
-        return self._part(1, "down")
-
-    @property
-    def gate_up_scales(self) -> Optional[Array]:
-        """[experts, 2 * inter / 128, hidden / 128] float32: gates 0-127, ups 0-127, and so on; None: bf16."""
-        return self._part(2, "gate_up_scales")
-
-    @property
-    def down_scales(self) -> Optional[Array]:
-        """[experts, hidden / 128, inter / 128] float32; None: bf16."""
-        return self._part(3, "down_scales")
-
-    def __repr__(self) -> str:
-        return f"<crossdock.moe.Weights: {self.layout}>"
 
 
 # ---- layers ------------------------------------------------------------------------------------
@@ -323,6 +161,7 @@ class Layer:
     def _set(self, options: Options, native: _native.MoeLayer) -> None:
         self.options = options
         self._native = native
+        self._in_use: dict[Tuple[int, bool], Weights] = {}
         only = native.ranks
         self._only_rank = only[0][0] if len(only) == 1 else None
 
@@ -349,40 +188,67 @@ class Layer:
         """Of the weights that the rank takes."""
         return WeightLayout(*self._native.weight_layout(self._rank(rank)))
 
+    def shared_layout(self) -> WeightLayout:
+        """Of the weights of the shared experts: one expert of ``Options.shared_inter`` values."""
+        return WeightLayout(*self._native.shared_layout())
+
     def load(self, weights: Weights, *, rank: Optional[int] = None, timeout: float = 60.0) -> None:
         """Copies weights of the rank's experts from the host to its GPU; they are there when this returns.
         :class:`crossdock.Incompatible`, naming both, where they are of another layout."""
-        self._native.load(self._rank(rank), weights._native, timeout)
+        self._native.load(self._rank(rank), weights._native, False, timeout)
+
+    def load_bias(self, *, gate_up: Optional[Array] = None, down: Optional[Array] = None,
+                  up_first: bool = False, rank: Optional[int] = None, timeout: float = 60.0) -> None:
+        """Biases beside the weights that the rank has, on the host: ``gate_up``, [experts, 2 * inter], all
+        gates, then all ups (``up_first``: the other way), and ``down``, [experts, hidden]; both float32
+        or both bfloat16. None: none. :meth:`load` and :meth:`use` drop them. With ``down`` the weights of
+        the choices are applied when the outputs of a row's choices are added up."""
+        self._native.load_bias(self._rank(rank), _to_host(gate_up), _to_host(down), up_first, timeout)
+
+    def load_shared(self, weights: Weights, *, rank: Optional[int] = None, timeout: float = 60.0) -> None:
+        """The same for the shared experts, of which every rank has all."""
+        self._native.load(self._rank(rank), weights._native, True, timeout)
 
     def use(self, weights: Weights, *, rank: Optional[int] = None) -> None:
         """The same for weights in memory of the rank's GPU, which stay there (:meth:`Weights.prepared`)."""
+        self._use(weights, rank, False)
+
+    def use_shared(self, weights: Weights, *, rank: Optional[int] = None) -> None:
+        """The same for the shared experts."""
+        self._use(weights, rank, True)
+
+    def _use(self, weights: Weights, rank: Optional[int], shared: bool) -> None:
         number = self._rank(rank)
-        self._native.use(number, weights._native)
-        self._in_use = {**getattr(self, "_in_use", {}), number: weights}
+        self._native.use(number, weights._native, shared)
+        self._in_use[(number, shared)] = weights
 
     def forward(self, rows: Array, ids: Array, weights: Optional[Array] = None, *,
                 scales: Optional[Array] = None, residual: Optional[Array] = None,
-                out: Optional[Array] = None, expected_rows: int = 0, rank: Optional[int] = None,
+                shared_weights: Optional[Array] = None, out: Optional[Array] = None,
+                expected_rows: int = 0, rank: Optional[int] = None,
                 stream: Optional[Stream] = None) -> Array:
         """The experts' outputs of each token, added up: [tokens, hidden] bf16.
 
         ``rows``: [tokens, hidden] bf16, which a layer of e4m3 casts as it sends, or e4m3 with ``scales``,
         [tokens, hidden / 128] float32; rows on multiples of 16 bytes. ``ids``: [tokens, top_k], -1 is
-        none. ``weights``: [tokens, top_k] float32, the factor of each choice; None: 1. ``residual``: added
-        first. ``expected_rows``: that an expert gets on average, to choose tiles by; 0: as if all ranks
-        had as many tokens and chose evenly. ``rank`` may be left out where this process has one.
+        none. ``weights``: [tokens, top_k] float32, the factor of each choice; None: 1.
+        ``shared_weights``: [tokens] float32, that of the shared experts. ``residual``: added first.
+        ``expected_rows``: that an expert gets on average, to choose tiles by; 0: as if all ranks had as
+        many tokens and chose evenly. ``rank`` may be left out where this process has one.
         ``stream``: default the current one of the rows' framework.
 
         The arrays have to stay as they are until the forward has run. All that is wrong with a call is
         found before anything is launched."""
         number = self._rank(rank)
         out = self._output(rows, number) if out is None else out
-        self._native.forward(number, (rows, ids, weights, scales), out, residual, expected_rows, stream)
+        self._native.forward(number, (rows, ids, weights, scales, shared_weights), out, residual,
+                             expected_rows, stream)
         return out
 
     def forward_begin(self, rows: Array, ids: Array, weights: Optional[Array] = None, *,
-                      scales: Optional[Array] = None, expected_rows: int = 0,
-                      rank: Optional[int] = None, stream: Optional[Stream] = None) -> BegunForward:
+                      scales: Optional[Array] = None, shared_weights: Optional[Array] = None,
+                      expected_rows: int = 0, rank: Optional[int] = None,
+                      stream: Optional[Stream] = None) -> BegunForward:
         """The first half of a forward: its dispatch, on a stream of the library, after what is on ``stream``
         now and beside what comes on it later::
 
@@ -395,7 +261,8 @@ class Layer:
         siblings together: a third raises :class:`crossdock.Busy`. The results are those of
         :meth:`forward`, bit by bit."""
         number = self._rank(rank)
-        native = self._native.forward_begin(number, (rows, ids, weights, scales), expected_rows, stream)
+        native = self._native.forward_begin(number, (rows, ids, weights, scales, shared_weights),
+                                            expected_rows, stream)
         return BegunForward(native, getattr(rows, "dtype", None))
 
     def forward_end(self, begun: BegunForward, *, residual: Optional[Array] = None,

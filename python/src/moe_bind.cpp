@@ -52,9 +52,8 @@ RankList ranks_of(const Layer& layer) {
   return out;
 }
 
-nb::tuple layout_of(const Layer& layer, uint32_t rank) {
-  const moe::WeightLayout layout = layer.weight_layout(rank);
-  return nb::make_tuple(layout.version, name_of(layout.format), layout.experts, layout.hidden,
+nb::tuple layout_of(const moe::WeightLayout& layout) {
+  return nb::make_tuple(layout.version, format_name(layout.format), layout.experts, layout.hidden,
                         layout.inter);
 }
 
@@ -64,7 +63,7 @@ void bind_calls(nb::class_<Layer>& layer) {
           "forward",
           [](Layer& l, uint32_t rank, nb::tuple input, nb::object out, nb::object residual,
              uint32_t expected_rows, nb::object stream) {
-            l.forward(rank, {input[0], input[1], input[2], input[3], expected_rows},
+            l.forward(rank, {input[0], input[1], input[2], input[3], input[4], expected_rows},
                       {std::move(out), std::move(residual)}, stream);
           },
           nb::arg("rank"), nb::arg("input"), nb::arg("out"), nb::arg("residual").none(),
@@ -72,7 +71,8 @@ void bind_calls(nb::class_<Layer>& layer) {
       .def(
           "forward_begin",
           [](Layer& l, uint32_t rank, nb::tuple input, uint32_t expected_rows, nb::object stream) {
-            return l.begin(rank, {input[0], input[1], input[2], input[3], expected_rows}, stream);
+            return l.begin(rank, {input[0], input[1], input[2], input[3], input[4], expected_rows},
+                           stream);
           },
           nb::arg("rank"), nb::arg("input"), nb::arg("expected_rows"), nb::arg("stream").none())
       .def(
@@ -81,8 +81,11 @@ void bind_calls(nb::class_<Layer>& layer) {
              nb::object stream) { l.end(begun, {std::move(out), std::move(residual)}, stream); },
           nb::arg("begun"), nb::arg("out").none(), nb::arg("residual").none(),
           nb::arg("stream").none())
-      .def("load", &Layer::load, nb::arg("rank"), nb::arg("weights"), nb::arg("timeout"))
-      .def("use", &Layer::use, nb::arg("rank"), nb::arg("weights"))
+      .def("load", &Layer::load, nb::arg("rank"), nb::arg("weights"), nb::arg("shared"),
+           nb::arg("timeout"))
+      .def("load_bias", &Layer::load_bias, nb::arg("rank"), nb::arg("gate_up").none(),
+           nb::arg("down").none(), nb::arg("up_first"), nb::arg("timeout"))
+      .def("use", &Layer::use, nb::arg("rank"), nb::arg("weights"), nb::arg("shared"))
       .def(
           "empty",
           [](Layer& l, uint32_t rank, const std::string& type, int64_t rows, int64_t columns) {
@@ -105,7 +108,11 @@ void bind_life(nb::class_<Layer>& layer) {
           },
           nb::arg("rank"), nb::arg("timeout"))
       .def("sibling", &Layer::sibling)
-      .def("weight_layout", &layout_of, nb::arg("rank"))
+      .def(
+          "weight_layout",
+          [](const Layer& l, uint32_t rank) { return layout_of(l.weight_layout(rank)); },
+          nb::arg("rank"))
+      .def("shared_layout", [](const Layer& l) { return layout_of(l.shared_layout()); })
       .def("close", &Layer::close);
 }
 

@@ -66,6 +66,14 @@ moe::LayerInput Layer::input_of(uint32_t rank, const ForwardArguments& a, Copies
     need_matrix(kForward, weights, in.count, o.top_k);
     in.weights = static_cast<const float*>(copies.readable(box, weights, rank));
   }
+  if (!a.shared_weights.is_none()) {
+    Tensor shared = argument("shared_weights", a.shared_weights, rank);
+    need_float32(shared);
+    if (shared.dims != 1 || shared.shape[0] != in.count || !shared.dense())
+      refuse(fmt::format("{}: shared_weights is {}: it must be [{}], dense", kForward,
+                         shared.describe(), in.count));
+    in.shared_weights = static_cast<const float*>(copies.readable(box, shared, rank));
+  }
   if (!a.scales.is_none()) {
     Tensor scales = argument("scales", a.scales, rank);
     need_float32(scales);
@@ -119,7 +127,7 @@ BegunForward Layer::begin(uint32_t rank, const ForwardArguments& a, nb::handle s
   out.begun = keep(shared_->box, rank, std::move(begun));
   // The dispatch runs beside the caller's stream: nobody may have this memory until that stream
   // waits for it.
-  out.held = {a.rows, a.ids, a.weights, a.scales};
+  out.held = {a.rows, a.ids, a.weights, a.scales, a.shared_weights};
   shared_->framework = out.framework;
   return out;
 }

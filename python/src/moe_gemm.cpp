@@ -119,7 +119,7 @@ void read_input(moe::GemmCall& call, const Arguments& a) {
   need_rows(kGemm, rows);
   if (format_of_rows(rows) != call.weights.format || rows.shape[1] != call.weights.k)
     refuse(fmt::format("{}: rows is {}: it must be {} [rows, {}], as the weights", kGemm,
-                       rows.describe(), name_of(call.weights.format), call.weights.k));
+                       rows.describe(), format_name(call.weights.format), call.weights.k));
   need_aligned(kGemm, rows);
   call.input.count = static_cast<uint32_t>(rows.shape[0]);
   call.input.rows = a.read(rows);
@@ -172,6 +172,17 @@ void read_swiglu(moe::GemmCall& call, nb::handle swiglu) {
   call.swiglu->fast = nb::cast<bool>(swiglu.attr("fast"));
 }
 
+// [experts][n], in the order of the weights' columns.
+void read_bias(moe::GemmCall& call, const Arguments& a) {
+  auto bias = a.find("bias");
+  if (!bias) return;
+  need_matrix(kGemm, *bias, call.weights.experts, call.weights.n);
+  const bool f32 = bias->is(dlpack::kFloat, 4);
+  if (!f32 && !bias->is_bf16())
+    refuse(fmt::format("{}: bias is {}: it must be float32 or bfloat16", kGemm, bias->describe()));
+  call.bias = moe::Bias{a.read(*bias), f32 ? moe::Number::kF32 : moe::Number::kBf16};
+}
+
 class Gemm {
  public:
   Gemm(int device, bool cpu, uint32_t sms, double timeout) {
@@ -214,6 +225,7 @@ class Gemm {
     read_input(call, a);
     read_groups(call, a, expert_rows);
     read_swiglu(call, a.of("swiglu"));
+    read_bias(call, a);
     read_output(call, a);
     int64_t count = 0;
     const float* const weights = a.numbers<float>("row_weights", dlpack::kFloat, count);

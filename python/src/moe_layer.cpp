@@ -64,17 +64,20 @@ moe::WeightLayout Layer::weight_layout(uint32_t rank) const {
 
 // ---- weights -----------------------------------------------------------------------------------
 
-void Layer::load(uint32_t rank, const LayerWeights& weights, double timeout) {
+void Layer::load(uint32_t rank, const LayerWeights& weights, bool shared, double timeout) {
   const auto [layer, lock] = enter(rank);
   (void)device_of(rank);
   if (weights.device != kHost)
     refuse(fmt::format("moe load: the weights are on GPU {}: use() takes them as they are",
                        weights.device));
   const Deadline deadline = deadline_in(timeout);
-  value_or_raise(launch([&] { return layer->load(rank, weights.view, deadline); }));
+  value_or_raise(launch([&] {
+    return shared ? layer->load_shared(rank, weights.view, deadline)
+                  : layer->load(rank, weights.view, deadline);
+  }));
 }
 
-void Layer::use(uint32_t rank, const LayerWeights& weights) {
+void Layer::use(uint32_t rank, const LayerWeights& weights, bool shared) {
   const auto [layer, lock] = enter(rank);
   if (weights.device != device_of(rank) || twin())
     refuse(fmt::format(
@@ -83,7 +86,37 @@ void Layer::use(uint32_t rank, const LayerWeights& weights) {
         weights.device == kHost ? "the host" : fmt::format("GPU {}", weights.device), rank,
         twin() ? "in the twin, which reads its own memory only"
                : fmt::format("on GPU {}", device_of(rank))));
-  value_or_raise(layer->use(rank, weights.view));
+  value_or_raise(shared ? layer->use_shared(rank, weights.view) : layer->use(rank, weights.view));
+}
+
+void Layer::load_bias(uint32_t rank, nb::object gate_up, nb::object down, bool up_first,
+                      double timeout) {
+  constexpr const char* kCall = "moe load_bias";
+  const auto [layer, lock] = enter(rank);
+  const moe::WeightLayout layout = weight_layout(rank);
+  moe::ExpertBias bias{.up_first = up_first};
+  bool known = false;
+  const auto take = [&](const char* name, nb::handle object, int64_t columns) -> const void* {
+    if (object.is_none()) return nullptr;
+    const Tensor t = tensor_of(object, kCall, name);
+    need_device(kCall, t, rank, kHost);
+    need_matrix(kCall, t, layout.experts, columns);
+    const bool f32 = t.is(dlpack::kFloat, 4);
+    if (!f32 && !t.is_bf16())
+      refuse(
+          fmt::format("{}: {} is {}: it must be float32 or bfloat16", kCall, name, t.describe()));
+    const moe::Number number = f32 ? moe::Number::kF32 : moe::Number::kBf16;
+    if (known && bias.number != number)
+      refuse(fmt::format("{}: {} is {}: gate_up and down must be of one type", kCall, name,
+                         t.describe()));
+    bias.number = number;
+    known = true;
+    return t.data;
+  };
+  bias.gate_up = take("gate_up", gate_up, int64_t{2} * layout.inter);
+  bias.down = take("down", down, layout.hidden);
+  const Deadline deadline = deadline_in(timeout);
+  value_or_raise(launch([&] { return layer->load_bias(rank, bias, deadline); }));
 }
 
 Array Layer::empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns) {

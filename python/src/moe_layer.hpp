@@ -18,7 +18,7 @@ namespace crossdock::python {
 
 // What a forward is given, as Python has it; None: not given.
 struct ForwardArguments {
-  nb::object rows, ids, weights, scales;
+  nb::object rows, ids, weights, scales, shared_weights;
   uint32_t expected_rows = 0;
 };
 struct OutputArguments {
@@ -45,9 +45,12 @@ class Layer {
   Layer(ep::Group group, moe::Layer layer, const moe::LayerOptions& options);
   [[nodiscard]] Layer sibling() const;
 
-  // Copies weights of the host to the rank's GPU; takes those that are there as they are.
-  void load(uint32_t rank, const LayerWeights& weights, double timeout);
-  void use(uint32_t rank, const LayerWeights& weights);
+  // Copies weights of the host to the rank's GPU; takes those that are there as they are. `shared`:
+  // those of the shared experts.
+  void load(uint32_t rank, const LayerWeights& weights, bool shared, double timeout);
+  void use(uint32_t rank, const LayerWeights& weights, bool shared);
+  // Either may be None.
+  void load_bias(uint32_t rank, nb::object gate_up, nb::object down, bool up_first, double timeout);
   void forward(uint32_t rank, const ForwardArguments& arguments, const OutputArguments& output,
                nb::handle stream);
   BegunForward begin(uint32_t rank, const ForwardArguments& arguments, nb::handle stream);
@@ -62,6 +65,7 @@ class Layer {
   void close();
 
   [[nodiscard]] moe::WeightLayout weight_layout(uint32_t rank) const;
+  [[nodiscard]] moe::WeightLayout shared_layout() const { return open()->shared_layout(); }
   [[nodiscard]] const std::vector<LocalRank>& ranks() const { return shared_->ranks; }
   [[nodiscard]] uint32_t world() const { return shared_->world; }
   [[nodiscard]] bool twin() const { return shared_->twin; }

@@ -52,7 +52,7 @@ moe::Format format_of(nb::handle name) {
 moe::GemmTile tile_of(nb::handle name) {
   return named("tile", name, kTiles);
 }
-const char* name_of(moe::Format format) {
+const char* format_name(moe::Format format) {
   for (const auto& [name, value] : kFormats)
     if (value == format) return name;
   return "unknown";
@@ -68,6 +68,7 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   read("max_tokens", out.max_tokens);
   read("hidden", out.hidden);
   read("inter", out.inter);
+  read("shared_inter", out.shared_inter);
   read("max_places", out.max_places);
   read("dispatch_sms", out.dispatch_sms);
   read("combine_sms", out.combine_sms);
@@ -84,17 +85,28 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   return out;
 }
 
+namespace {
+
+nb::dict dict_of(const moe::WeightSizes& sizes) {
+  nb::dict out;
+  out["gate_up_bytes"] = sizes.gate_up_bytes;
+  out["gate_up_scales"] = sizes.gate_up_scales;
+  out["down_bytes"] = sizes.down_bytes;
+  out["down_scales"] = sizes.down_scales;
+  return out;
+}
+
+}  // namespace
+
 nb::dict dict_of(const moe::LayerSizes& sizes) {
-  nb::dict weights, out;
-  weights["gate_up_bytes"] = sizes.weights.gate_up_bytes;
-  weights["gate_up_scales"] = sizes.weights.gate_up_scales;
-  weights["down_bytes"] = sizes.weights.down_bytes;
-  weights["down_scales"] = sizes.weights.down_scales;
+  nb::dict out;
   out["group"] = dict_of(sizes.group);
   out["places"] = sizes.places;
   out["activation_bytes"] = sizes.activation_bytes;
   out["output_bytes"] = sizes.output_bytes;
-  out["weights"] = weights;
+  out["weights"] = dict_of(sizes.weights);
+  out["shared_bytes"] = sizes.shared_bytes;
+  out["shared_weights"] = dict_of(sizes.shared_weights);
   return out;
 }
 

@@ -14,7 +14,7 @@ namespace crossdock::python {
 moe::LayerOptions layer_options_of(nb::handle options);
 moe::Format format_of(nb::handle name);
 moe::GemmTile tile_of(nb::handle name);
-const char* name_of(moe::Format format);
+const char* format_name(moe::Format format);
 nb::dict dict_of(const moe::LayerSizes& sizes);
 
 }  // namespace crossdock::python

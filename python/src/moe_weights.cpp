@@ -145,11 +145,11 @@ nb::object part(const LayerWeights& w, const std::string& name) {
   if (scales && !fp8) return nb::none();
   const int64_t rows = int64_t{layout.experts} * (down ? layout.hidden : 2 * layout.inter);
   const int64_t columns = down ? layout.inter : layout.hidden;
-  const float* const of_scales = down ? w.view.down_scales : w.view.gate_up_scales;
+  const void* const of_scales = down ? w.view.down_scales : w.view.gate_up_scales;
   const void* const data = down ? w.view.down : w.view.gate_up;
   if (scales)
     return nb::cast(
-        matrix(w.made, const_cast<float*>(of_scales), kFloat32, rows / kGroup, columns / kGroup));
+        matrix(w.made, const_cast<void*>(of_scales), kFloat32, rows / kGroup, columns / kGroup));
   return nb::cast(matrix(w.made, const_cast<void*>(data), fp8 ? carrier(1) : kBf16, rows, columns));
 }
 
@@ -158,7 +158,8 @@ nb::object part(const LayerWeights& w, const std::string& name) {
 void add_moe_weights(nb::module_& m) {
   nb::class_<LayerWeights>(m, "MoeWeights")
       .def_prop_ro("version", [](const LayerWeights& w) { return w.view.layout.version; })
-      .def_prop_ro("format", [](const LayerWeights& w) { return name_of(w.view.layout.format); })
+      .def_prop_ro("format",
+                   [](const LayerWeights& w) { return format_name(w.view.layout.format); })
       .def_prop_ro("experts", [](const LayerWeights& w) { return w.view.layout.experts; })
       .def_prop_ro("hidden", [](const LayerWeights& w) { return w.view.layout.hidden; })
       .def_prop_ro("inter", [](const LayerWeights& w) { return w.view.layout.inter; })

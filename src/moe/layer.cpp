@@ -32,10 +32,11 @@ Result<Layer> Layer::create(const ep::Group& group, const LayerOptions& options,
   return Layer(std::move(core));
 }
 Layer::Layer(std::shared_ptr<moe::LayerCore> core) : core_(std::move(core)) {
-  for (const u32 rank : local_ranks()) {
-    weights_.push_back(std::make_unique<RankWeights>());
-    weights_.back()->rank = rank;
-  }
+  for (auto* of : {&weights_, &shared_})
+    for (const u32 rank : local_ranks()) {
+      of->push_back(std::make_unique<RankWeights>());
+      of->back()->rank = rank;
+    }
 }
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
@@ -74,10 +75,31 @@ Result<> Layer::use(std::uint32_t rank, const WeightsView& weights) {
   *mine = RankWeights{.rank = rank, .view = weights};
   return {};
 }
+Result<> Layer::load_bias(std::uint32_t rank, const ExpertBias& bias, Deadline deadline) {
+  CROSSDOCK_TRY(mine, find(weights_, rank));
+  return core_->copy_bias(*mine, bias, deadline);
+}
+WeightLayout Layer::shared_layout() const {
+  return core_->weight_layout(0, Experts::kShared);
+}
+Result<> Layer::load_shared(std::uint32_t rank, const WeightsView& weights, Deadline deadline) {
+  CROSSDOCK_TRY(mine, find(shared_, rank));
+  CROSSDOCK_TRY(copied, core_->copy_weights(rank, weights, deadline, Experts::kShared));
+  *mine = std::move(copied);
+  return {};
+}
+Result<> Layer::use_shared(std::uint32_t rank, const WeightsView& weights) {
+  CROSSDOCK_TRY(mine, find(shared_, rank));
+  CROSSDOCK_CHECK_OK(core_->check_weights(rank, weights, Experts::kShared));
+  *mine = RankWeights{.rank = rank, .view = weights};
+  return {};
+}
 Result<> Layer::forward(std::uint32_t rank, const LayerInput& input, const LayerOutput& output,
                         StreamPtr stream) {
   CROSSDOCK_TRY(mine, find(weights_, rank));
-  return core_->forward(*mine, {.input = input, .output = output, .stream = stream});
+  CROSSDOCK_TRY(shared, find(shared_, rank));
+  return core_->forward(*mine,
+                        {.input = input, .output = output, .stream = stream, .shared = shared});
 }
 BegunForward::BegunForward(std::unique_ptr<moe::Begun> begun) : begun_(std::move(begun)) {}
 BegunForward::BegunForward(BegunForward&&) noexcept = default;
@@ -87,7 +109,8 @@ BegunForward::~BegunForward() = default;
 Result<BegunForward> Layer::forward_begin(std::uint32_t rank, const LayerInput& input,
                                           StreamPtr stream) {
   CROSSDOCK_TRY(mine, find(weights_, rank));
-  CROSSDOCK_TRY(begun, core_->begin(*mine, input, stream));
+  CROSSDOCK_TRY(shared, find(shared_, rank));
+  CROSSDOCK_TRY(begun, core_->begin(*mine, {.input = input, .stream = stream, .shared = shared}));
   return BegunForward(std::move(begun));
 }
 Result<> Layer::forward_end(BegunForward& begun, const LayerOutput& output, StreamPtr stream) {
@@ -98,7 +121,9 @@ Result<> Layer::forward_end(BegunForward& begun, const LayerOutput& output, Stre
         "moe layer: this forward was begun by a layer over other buffers: end it with the layer "
         "that began it, or a sibling");
   CROSSDOCK_TRY(mine, find(weights_, begun.begun_->rank));
-  CROSSDOCK_CHECK_OK(core_->end(*mine, *begun.begun_, output, stream));
+  CROSSDOCK_TRY(shared, find(shared_, begun.begun_->rank));
+  CROSSDOCK_CHECK_OK(
+      core_->end(*mine, *begun.begun_, {.output = output, .stream = stream, .shared = shared}));
   begun.begun_.reset();
   return {};
 }

@@ -60,6 +60,13 @@ Result<LayerSizes> sizes_of(const LayerOptions& options, const ep::Options& grou
   out.activation_bytes = out.places * options.inter * (fp8 ? 1 : 2) +
                          (fp8 ? columns * (options.inter / 128) * sizeof(float) : 0);
   out.output_bytes = out.places * options.hidden * 2;
+  if (options.shared_inter == 0) return out;
+  CROSSDOCK_TRY(shared, weight_sizes({.format = options.format,
+                                      .experts = 1,
+                                      .hidden = options.hidden,
+                                      .inter = options.shared_inter}));
+  out.shared_weights = shared;
+  out.shared_bytes = SharedExperts::buffer_bytes(options);
   return out;
 }
 
@@ -74,6 +81,10 @@ Result<> check_layer(const LayerOptions& o, u32 world) {
       return invalid_argument(
           fmt::format("moe layer: {} = {} must be a positive multiple of 128: pad to {}", what,
                       value, device::round_up(std::max(value, 1u), 128u)));
+  if (o.shared_inter % 128 != 0)
+    return invalid_argument(
+        fmt::format("moe layer: shared_inter = {} must be a multiple of 128: pad to {}",
+                    o.shared_inter, device::round_up(o.shared_inter, 128u)));
   if (o.experts < world)
     return invalid_argument(
         fmt::format("moe layer: {} experts are fewer than the {} ranks: every rank needs one",
@@ -96,6 +107,10 @@ Result<std::shared_ptr<LayerCore>> LayerCore::create(std::shared_ptr<ep::Core> g
   core->gemm_ =
       GemmCore::over(core->group_->launcher(), {.sms = options.gemm_sms, .wait = options.wait});
   CROSSDOCK_CHECK_OK(core->prepare(deadline));
+  if (options.shared_inter != 0) {
+    CROSSDOCK_TRY(shared, SharedExperts::create(*core->group_, *core->gemm_, options, deadline));
+    core->shared_ = std::move(shared);
+  }
   for (const u32 rank : core->group_->group().local_ranks()) {
     CROSSDOCK_CHECK_OK(core->allocate(rank));
     CROSSDOCK_CHECK_OK(core->make_side(rank));
@@ -139,7 +154,12 @@ const LayerCore::Buffers& LayerCore::buffers(u32 rank) const {
                        [&](const Buffers& b) { return b.rank == rank; });
 }
 
-WeightLayout LayerCore::weight_layout(u32 rank) const {
+WeightLayout LayerCore::weight_layout(u32 rank, Experts of) const {
+  if (of == Experts::kShared)
+    return {.format = options_.format,
+            .experts = 1,
+            .hidden = options_.hidden,
+            .inter = options_.shared_inter};
   const auto experts = device::EpExperts::make(options_.experts, group_->group().world());
   return {.format = options_.format,
           .experts = experts.count(rank),
@@ -147,8 +167,11 @@ WeightLayout LayerCore::weight_layout(u32 rank) const {
           .inter = options_.inter};
 }
 
-Result<> LayerCore::check_weights(u32 rank, const WeightsView& weights) const {
-  const WeightLayout wanted = weight_layout(rank);
+Result<> LayerCore::check_weights(u32 rank, const WeightsView& weights, Experts of) const {
+  if (of == Experts::kShared && options_.shared_inter == 0)
+    return invalid_argument(
+        "moe layer: shared_inter = 0: make the layer with the inner size of its shared experts");
+  const WeightLayout wanted = weight_layout(rank, of);
   if (weights.layout != wanted)
     return make_error(
         Code::kIncompatible,
@@ -173,9 +196,9 @@ Result<> LayerCore::check_weights(u32 rank, const WeightsView& weights) const {
   return {};
 }
 
-Result<RankWeights> LayerCore::copy_weights(u32 r, const WeightsView& from,
-                                            Deadline deadline) const {
-  CROSSDOCK_CHECK_OK(check_weights(r, from));
+Result<RankWeights> LayerCore::copy_weights(u32 r, const WeightsView& from, Deadline deadline,
+                                            Experts of) const {
+  CROSSDOCK_CHECK_OK(check_weights(r, from, of));
   CROSSDOCK_TRY(sizes, weight_sizes(from.layout));
   symm::Rank& on = rank(r);
   const auto copy = [&](const void* source, u64 bytes) -> Result<symm::LocalMemory> {

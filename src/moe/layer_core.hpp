@@ -13,6 +13,7 @@
 
 #include "ep/core.hpp"
 #include "moe/gemm_core.hpp"
+#include "moe/shared_experts.hpp"
 
 namespace crossdock::moe {
 
@@ -21,7 +22,12 @@ struct RankWeights {
   u32 rank = 0;
   WeightsView view = {};  // gate_up null: none yet
   symm::LocalMemory gate_up = {}, gate_up_scales = {}, down = {}, down_scales = {};
+  Number bias_number = Number::kF32;
+  symm::LocalMemory gate_up_bias = {}, down_bias = {};  // without memory: none
 };
+
+// Whose weights: of the experts that tokens choose, or of those that they all go through.
+enum class Experts : bool { kChosen, kShared };
 
 // A forward between its halves: where its rows are, and when they are there.
 struct Begun {
@@ -45,9 +51,11 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
  public:
   // One forward; `stage_done` is called after each stage's launch, for tools that time them.
   struct Call {
-    LayerInput input;
-    LayerOutput output;
+    LayerInput input = {};
+    LayerOutput output = {};
     StreamPtr stream = nullptr;
+    // Where the layer has shared experts, which then count as part of the dispatch.
+    const RankWeights* shared = nullptr;
     std::function<Result<>(LayerStage)> stage_done = {};
   };
   static Result<std::shared_ptr<LayerCore>> create(std::shared_ptr<ep::Core> group,
@@ -56,20 +64,23 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   Result<> forward(const RankWeights& weights, const Call& call);
   // The same in two calls (layer_split.cpp): the dispatch, on a stream of the library, and the
   // rest.
-  Result<std::unique_ptr<Begun>> begin(const RankWeights& weights, const LayerInput& input,
-                                       StreamPtr stream);
-  Result<> end(const RankWeights& weights, Begun& begun, const LayerOutput& output,
-               StreamPtr stream);
+  // `call.output` belongs to the end, `call.input` to the begin.
+  Result<std::unique_ptr<Begun>> begin(const RankWeights& weights, const Call& call);
+  Result<> end(const RankWeights& weights, Begun& begun, const Call& call);
   void forget(const Begun& begun) noexcept;
 
   [[nodiscard]] ep::Core& group() const { return *group_; }
   [[nodiscard]] symm::Rank& rank(u32 r) const { return group_->group().rank(r); }
   [[nodiscard]] const LayerOptions& options() const { return options_; }
   [[nodiscard]] const LayerSizes& memory() const { return sizes_; }
-  [[nodiscard]] WeightLayout weight_layout(u32 rank) const;
+  [[nodiscard]] WeightLayout weight_layout(u32 rank, Experts of = Experts::kChosen) const;
   // kIncompatible, naming both layouts, and what is wrong with the addresses.
-  Result<> check_weights(u32 rank, const WeightsView& weights) const;
-  Result<RankWeights> copy_weights(u32 rank, const WeightsView& from, Deadline deadline) const;
+  Result<> check_weights(u32 rank, const WeightsView& weights, Experts of = Experts::kChosen) const;
+  Result<RankWeights> copy_weights(u32 rank, const WeightsView& from, Deadline deadline,
+                                   Experts of = Experts::kChosen) const;
+
+  // layer_bias.cpp
+  Result<> copy_bias(RankWeights& weights, const ExpertBias& bias, Deadline deadline) const;
 
  private:
   // Of one rank, from one stage to the next.
@@ -94,12 +105,12 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
   [[nodiscard]] Side& side(u32 rank);
   Result<> make_side(u32 rank);
-  Result<> check_input(const RankWeights& weights, const LayerInput& input) const;
+  Result<> check_input(const RankWeights& weights, const Call& call) const;
   Result<> check_output(u32 rank, const LayerInput& input, const LayerOutput& output) const;
   // All that comes after the dispatch.
   Result<> finish(const RankWeights& weights, const Call& call, const ep::Handle& handle);
-  // Blocks of a product that leave a dispatch beside it its SMs; 0: all, nothing runs beside.
-  [[nodiscard]] u32 blocks_beside(u32 rank);
+  // Blocks of a product that leave the dispatch beside it its SMs.
+  [[nodiscard]] u32 blocks_beside(u32 rank) const;
   [[nodiscard]] u32 expected_rows(const LayerInput& input) const;
   [[nodiscard]] ep::Tokens tokens(const LayerInput& input) const;
   // The two products; `got` and `grouped` may be empty where only their kernels are wanted.
@@ -113,13 +124,14 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   LayerSizes sizes_;
   std::shared_ptr<ep::Core> group_;
   std::shared_ptr<GemmCore> gemm_;
+  std::unique_ptr<SharedExperts> shared_;  // null: none
   std::vector<Buffers> buffers_;
   std::vector<Side> sides_;
 };
 
 // What is wrong with the options; see layer_core.cpp.
 Result<> check_layer(const LayerOptions& options, u32 world);
-// Whether the rank has weights.
-Result<> check_loaded(const RankWeights& weights);
+// Whether the rank has weights; `what`: "weights".
+Result<> check_loaded(const RankWeights& weights, const char* what);
 
 }  // namespace crossdock::moe

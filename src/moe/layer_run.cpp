@@ -6,6 +6,7 @@
 // All that can be wrong with a call is found before the first launch, since peers wait for the rest
 // once a dispatch runs. See layer_core.hpp. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstring>
 #include <fmt/format.h>
 
 #include "moe/layer_core.hpp"
@@ -28,15 +29,24 @@ Result<> check_rows(const char* what, const void* rows, u64 stride, u64 bytes) {
 
 }  // namespace
 
-Result<> check_loaded(const RankWeights& weights) {
+Result<> check_loaded(const RankWeights& weights, const char* what) {
   if (weights.view.gate_up != nullptr) return {};
+  const bool shared = std::strlen(what) > 7;
   return invalid_argument(
-      fmt::format("moe layer: rank {} has no weights yet: load() or use() comes before forward()",
-                  weights.rank));
+      fmt::format("moe layer: rank {} has no {} yet: load{}() or use{}() comes before forward()",
+                  weights.rank, what, shared ? "_shared" : "", shared ? "_shared" : ""));
 }
 
-Result<> LayerCore::check_input(const RankWeights& weights, const LayerInput& in) const {
-  CROSSDOCK_CHECK_OK(check_loaded(weights));
+Result<> LayerCore::check_input(const RankWeights& weights, const Call& call) const {
+  const LayerInput& in = call.input;
+  CROSSDOCK_CHECK_OK(check_loaded(weights, "weights"));
+  if (shared_ != nullptr)
+    CROSSDOCK_CHECK_OK(check_loaded(*call.shared, "weights of shared experts"));
+  if (!aligned(in.shared_weights, 4) || (in.shared_weights != nullptr && shared_ == nullptr))
+    return invalid_argument(fmt::format(
+        "moe layer: shared_weights at {} must be [count] of fp32 for a layer with shared "
+        "experts; this one has shared_inter = {}",
+        static_cast<const void*>(in.shared_weights), options_.shared_inter));
   if (in.count > options_.max_tokens)
     return invalid_argument(fmt::format(
         "moe layer: {} tokens are more than the max_tokens = {} that the layer was made for",
@@ -145,8 +155,12 @@ GemmCall LayerCore::second(const WeightsView& w, const ep::Received& got,
 }
 
 Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
-  CROSSDOCK_CHECK_OK(check_input(weights, call.input));
+  CROSSDOCK_CHECK_OK(check_input(weights, call));
   CROSSDOCK_CHECK_OK(check_output(weights.rank, call.input, call.output));
+  if (shared_ != nullptr) {
+    CROSSDOCK_TRY(begun, begin(weights, call));
+    return end(weights, *begun, call);
+  }
   CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input), {}, call.stream));
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
   return finish(weights, call, handle);
@@ -165,19 +179,28 @@ Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const e
   GemmCall one = first(weights.view, got, grouped, b);
   GemmCall two = second(weights.view, got, grouped, b);
   one.expected_rows = two.expected_rows = expected_rows(call.input);
-  if (call.input.weights != nullptr) one.swiglu->row_weights = grouped.weights;
-  CROSSDOCK_CHECK_OK(gemm_->run(r, one, call.stream, blocks_beside(r)));
+  const bool weighted = call.input.weights != nullptr;
+  // The bias of the second product is weighted with the rest of a choice's output.
+  const bool late = weights.down_bias.address() != nullptr;
+  if (weighted && !late) one.swiglu->row_weights = grouped.weights;
+  if (weights.gate_up_bias.address() != nullptr)
+    one.bias = Bias{weights.gate_up_bias.address(), weights.bias_number};
+  if (late) two.bias = Bias{weights.down_bias.address(), weights.bias_number};
+  CROSSDOCK_CHECK_OK(gemm_->run(r, one, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kFirst));
   CROSSDOCK_CHECK_OK(gemm_->run(r, two, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kSecond));
 
-  CROSSDOCK_CHECK_OK(group_->reduce_rows(handle, {.rows = b.outputs.address()}, call.stream));
+  CROSSDOCK_CHECK_OK(group_->reduce_rows(
+      handle, {.rows = b.outputs.address(), .weighted = weighted && late}, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kReduce));
   const LayerOutput& out = call.output;
+  const void* const shared =
+      shared_ != nullptr && call.input.count != 0 ? shared_->outputs(r) : nullptr;
   CROSSDOCK_CHECK_OK(group_->combine(handle,
                                      {.rows = out.rows,
                                       .row_stride = out.row_stride,
-                                      .bias = {out.residual, nullptr},
+                                      .bias = {out.residual, shared},
                                       .bias_stride = {out.residual_stride, 0}},
                                      call.stream));
   // The handle goes: later dispatches of the rank come after this combine.

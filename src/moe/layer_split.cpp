@@ -52,8 +52,7 @@ Result<> LayerCore::make_side(u32 r) {
   return {};
 }
 
-u32 LayerCore::blocks_beside(u32 r) {
-  if (side(r).begun < 2) return 0;  // the one that ends, and another
+u32 LayerCore::blocks_beside(u32 r) const {
   const u32 world = group_->group().world();
   const u32 dispatch =
       options_.dispatch_sms != 0 ? options_.dispatch_sms : ep::default_dispatch_sms(world);
@@ -61,9 +60,10 @@ u32 LayerCore::blocks_beside(u32 r) {
   return all > dispatch ? all - dispatch : 1;
 }
 
-Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, const LayerInput& input,
-                                                StreamPtr stream) {
-  CROSSDOCK_CHECK_OK(check_input(weights, input));
+Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, const Call& call) {
+  CROSSDOCK_CHECK_OK(check_input(weights, call));
+  const LayerInput& input = call.input;
+  StreamPtr on = call.stream;
   const u32 r = weights.rank;
   Side& beside = side(r);
   const u32 slots = group_->options().slots;
@@ -74,9 +74,8 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
                     "one first",
                     beside.begun, r));
   auto begun = std::make_unique<Begun>(shared_from_this(), r, input);
-  StreamPtr on = stream;
   if (beside.stream != nullptr) {
-    CROSSDOCK_CHECK_OK(beside.ready->record(borrowed(rank(r), stream)));
+    CROSSDOCK_CHECK_OK(beside.ready->record(borrowed(rank(r), call.stream)));
     CROSSDOCK_CHECK_OK(beside.stream->wait(*beside.ready));
     on = beside.stream->handle();
   }
@@ -93,13 +92,19 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
   return begun;
 }
 
-Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const LayerOutput& output,
-                        StreamPtr stream) {
-  CROSSDOCK_CHECK_OK(check_loaded(weights));
-  CROSSDOCK_CHECK_OK(check_output(begun.rank, begun.input, output));
+Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& given) {
+  Call call = given;
+  call.input = begun.input;
+  CROSSDOCK_CHECK_OK(check_input(weights, call));
+  CROSSDOCK_CHECK_OK(check_output(begun.rank, call.input, call.output));
+  // While the rows travel.
+  if (shared_ != nullptr)
+    CROSSDOCK_CHECK_OK(shared_->run(begun.rank, call.shared->view, call.input, call.stream,
+                                    blocks_beside(begun.rank)));
   if (begun.arrived != nullptr)
-    CROSSDOCK_CHECK_OK(borrowed(rank(begun.rank), stream).wait(*begun.arrived));
-  return finish(weights, {.input = begun.input, .output = output, .stream = stream}, *begun.handle);
+    CROSSDOCK_CHECK_OK(borrowed(rank(begun.rank), call.stream).wait(*begun.arrived));
+  if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
+  return finish(weights, call, *begun.handle);
 }
 
 void LayerCore::forget(const Begun& begun) noexcept {

@@ -56,6 +56,18 @@ TEST(MoeLayer, RowsThatAreQuantisedAlready) {
   MoeLayerRig rig = twin_rig(c, 1);
   ASSERT_NO_FATAL_FAILURE(rig.round(MoeData(c), kBounds));
 }
+TEST(MoeLayer, SharedExperts) {
+  round({.world = 2, .max_tokens = 5, .shared_inter = 256, .residual = true});
+  round({.world = 1, .experts = 4, .max_tokens = 5, .shared_inter = 128, .shared_weights = true});
+  round({.max_tokens = 5, .shared_inter = 128, .tokens = {0, 5}});
+  const MoeCase c{.max_tokens = 5, .shared_inter = 128, .quantised_input = true};
+  MoeLayerRig rig = twin_rig(c, 1);
+  ASSERT_NO_FATAL_FAILURE(rig.round(MoeData(c), kBounds));
+}
+TEST(MoeLayer, ExpertBias) {
+  round({.world = 2, .max_tokens = 5, .bias = true, .residual = true});
+  round({.world = 1, .experts = 4, .max_tokens = 3, .bias = true, .weights = false});
+}
 TEST(MoeLayer, OneGroupOfK) {
   round({.world = 1, .experts = 2, .top_k = 2, .max_tokens = 5, .hidden = 128, .inter = 128});
 }
@@ -149,13 +161,15 @@ TEST(MoeLayer, ForwardsInARowKeepTheirRows) {
 // the bits of plain forwards.
 TEST(MoeLayer, HalvesGiveTheBitsOfWholes) {
   for (const Format format : {Format::kE4m3, Format::kBf16}) {
-    MoeCase c{.experts = 4, .max_tokens = 3, .format = format, .residual = true};
+    MoeCase c{.experts = 4, .max_tokens = 3, .hidden = 128, .format = format, .residual = true};
+    c.shared_inter = format == Format::kE4m3 ? 128 : 0;
     const MoeData data(c);
     c.seed = 2;
     const MoeData other(c);
     MoeLayerRig a = twin_rig(c, 5);
     ASSERT_NO_FATAL_FAILURE(a.load(data));
     moe::Layer second = a.layer.sibling();
+    ASSERT_NO_FATAL_FAILURE(a.load_weights(data, second));
     for (const u32 r : a.layer.local_ranks()) {
       moe::PlainWeights turned = data.plain(r);
       turned.up_first = true;  // other weights: ups are gates

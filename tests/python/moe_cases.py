@@ -3,6 +3,7 @@ them, and the comparison with the reference of crossdock.testing."""
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import math
+from typing import Optional
 
 import numpy as np
 
@@ -29,12 +30,16 @@ class Case:
     weights: bool = True
     residual: bool = False
     wide_ids: bool = False
+    shared_inter: int = 0
+    shared_weights: bool = False
+    bias: bool = False
     seed: int = 1
 
     def options(self, **more) -> moe.Options:
         return moe.Options(experts=self.experts, top_k=self.top_k, max_tokens=self.max_tokens,
                            hidden=self.hidden, inter=self.inter, format=self.format,
-                           wide_ids=self.wide_ids, clamp=self.clamp, **more)
+                           wide_ids=self.wide_ids, clamp=self.clamp,
+                           shared_inter=self.shared_inter, **more)
 
     def layer(self, **more) -> moe.Layer:
         return moe.Layer(self.options(**more), world=self.world, backend="twin", timeout=TIMEOUT)
@@ -49,6 +54,8 @@ class Data:
     down: np.ndarray
     sent: list
     residual: list
+    shared_factors: list
+    shared: tuple = ()
 
     def experts_of(self, rank: int) -> slice:
         return slice(*(ep_ref.first_expert(self.case.experts, self.case.world, r)
@@ -58,10 +65,24 @@ class Data:
         mine = self.experts_of(rank)
         return moe.Weights.prepare(self.gate_up[mine], self.down[mine], format=self.case.format)
 
+    def bias(self, rank: Optional[int] = None) -> tuple:
+        """Of all experts, or of those of a rank."""
+        random = np.random.default_rng(23)
+        case, mine = self.case, slice(None) if rank is None else self.experts_of(rank)
+        return (ref.round_bf16(random.normal(0, 1, (case.experts, 2 * case.inter)))[mine],
+                ref.round_bf16(random.normal(0, 1, (case.experts, case.hidden)))[mine])
+
+    def shared_expert(self) -> moe.Weights:
+        return moe.Weights.prepare(*self.shared, format=self.case.format)
+
     def want(self) -> list:
         experts = ref.experts_of(self.gate_up, self.down, self.case.format)
+        if self.case.bias:
+            experts.gate_up_bias, experts.down_bias = self.bias()
+        shared = ref.experts_of(*self.shared, self.case.format) if self.shared else None
         return ref.forward(self.sent, experts, clamp=self.case.clamp,
-                           residual=self.residual if self.case.residual else None)
+                           residual=self.residual if self.case.residual else None, shared=shared,
+                           shared_weights=self.shared_factors if self.case.shared_weights else None)
 
 
 def matrices(seed: int, shape: tuple) -> np.ndarray:
@@ -73,7 +94,7 @@ def matrices(seed: int, shape: tuple) -> np.ndarray:
 
 
 def data_of(case: Case) -> Data:
-    sent, residual = [], []
+    sent, residual, factors = [], [], []
     for rank in range(case.world):
         random = np.random.default_rng([case.seed, rank])
         count = 0 if case.world >= 4 and rank == case.world - 1 else case.max_tokens - rank
@@ -87,21 +108,33 @@ def data_of(case: Case) -> Data:
         sent.append(ep_ref.Tokens(rows, ids.astype(np.int64 if case.wide_ids else np.int32), weights,
                                   scales))
         residual.append(ep_ref.bf16_encode(random.normal(0, 1, (count, case.hidden))))
+        factors.append(random.random(count, dtype=np.float32))
     gate_up = matrices(11, (case.experts, 2 * case.inter, case.hidden))
-    return Data(case, gate_up, matrices(13, (case.experts, case.hidden, case.inter)), sent, residual)
+    shared = ()
+    if case.shared_inter:
+        shared = (matrices(17, (1, 2 * case.shared_inter, case.hidden)),
+                  matrices(19, (1, case.hidden, case.shared_inter)))
+    return Data(case, gate_up, matrices(13, (case.experts, case.hidden, case.inter)), sent, residual,
+                factors, shared)
 
 
 def loaded(case: Case, data: Data, **more) -> moe.Layer:
     layer = case.layer(**more)
     for rank in layer.local_ranks:
         layer.load(data.weights(rank), rank=rank)
+        if case.bias:
+            gate_up, down = data.bias(rank)
+            layer.load_bias(gate_up=gate_up, down=down, rank=rank)
+        if data.shared:
+            layer.load_shared(data.shared_expert(), rank=rank)
     return layer
 
 
 def given(data: Data, rank: int) -> dict:
     """What a forward of the rank is called with, its output aside."""
     of = data.sent[rank]
-    return {"rows": of.rows, "ids": of.ids, "weights": of.weights, "scales": of.scales, "rank": rank}
+    return {"rows": of.rows, "ids": of.ids, "weights": of.weights, "scales": of.scales, "rank": rank,
+            "shared_weights": data.shared_factors[rank] if data.case.shared_weights else None}
 
 
 def residual_of(data: Data, rank: int) -> dict:
@@ -115,9 +148,9 @@ def forward(layer: moe.Layer, data: Data) -> list:
     return outs
 
 
-def check(outs: list, wants: list, most_unequal: float = MOST_UNEQUAL) -> None:
+def check(outs: list, wants: list, most_unequal: float = MOST_UNEQUAL, most_far: float = 1) -> None:
     for rank, (out, want) in enumerate(zip(outs, wants)):
         assert out.shape == want.rows.shape
         far, unequal = ref.far_from(out, want)
-        assert far <= 1, f"rank {rank}: a value is {far} times too far away"
+        assert far <= most_far, f"rank {rank}: a value is {far} times too far away"
         assert unequal <= most_unequal, f"rank {rank}: {unequal:.2%} of the values differ"

@@ -76,6 +76,18 @@ def test_contiguous(gemm, data):
     assert np.all(out[~data.valid] == 0x1234), "rows of no expert were written"
 
 
+def test_bias(gemm, data):
+    bias = ref.round_bf16(np.random.default_rng(2).normal(0, 1, (3, N)))
+    outs = [gemm.run(data.rows, offsets=OFFSETS, counts=np.array(COUNTS, np.int32), expected_rows=8,
+                     bias=given, **data.plain()) for given in (bias, ep_ref.bf16_encode(bias))]
+    gemm.synchronize(TIMEOUT)
+    for e, count in enumerate(COUNTS):
+        rows = np.arange(OFFSETS[e], OFFSETS[e] + count)
+        sums = data.seen[rows] @ data.experts.gate_up[e].T + bias[e]
+        close(outs[0][rows], ep_ref.bf16_encode(sums))
+        np.testing.assert_array_equal(outs[0][rows], outs[1][rows])
+
+
 def test_gathered_and_masked(gemm, data):
     places = np.array([5, -1, 7, 0, 0, 8], np.int32)
     valid = np.nonzero(data.valid)[0]
@@ -145,6 +157,7 @@ def test_what_is_wrong_is_named(gemm, data):
     refuse("offsets is int64", offsets=OFFSETS.astype(np.int64))
     refuse("groups need offsets", offsets=None)
     refuse("row_weights belong to swiglu", row_weights=np.ones(16, np.float32))
+    refuse("bias is float32 [3, 128]", "[3, 256]", bias=np.ones((3, 128), np.float32))
     refuse("out is uint16 [16, 128]: it must be [16, 256]", out=np.zeros((16, 128), np.uint16))
     refuse("clamp = nan must be 0 or more", swiglu=moe.Swiglu(clamp=np.nan))
     refuse("tile = 4 must be one of", tile="4")

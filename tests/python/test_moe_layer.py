@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cases import TIMEOUT, raises
-from crossdock import Busy, Closed, InvalidArgument, moe
+from crossdock import Busy, Closed, Incompatible, InvalidArgument, moe
 from crossdock.testing import ep_reference as ep_ref
 from moe_cases import Case, check, data_of, forward, given, loaded, residual_of
 
@@ -22,7 +22,12 @@ from moe_cases import Case, check, data_of, forward, given, loaded, residual_of
     Case(world=2, quantised=True, wide_ids=True),
     Case(world=4, experts=9, max_tokens=6, wide_ids=True, residual=True),
     Case(world=4, format="bf16", max_tokens=6, inter=256),
-], ids=lambda c: f"{c.world}-{c.format}-{c.quantised}")
+    Case(world=2, shared_inter=256, residual=True),
+    Case(world=2, bias=True, residual=True),
+    Case(world=1, experts=4, bias=True, format="bf16", weights=False),
+    Case(world=1, experts=4, shared_inter=128, shared_weights=True, quantised=True),
+    Case(world=4, experts=8, max_tokens=6, format="bf16", shared_inter=128, shared_weights=True),
+], ids=lambda c: f"{c.world}-{c.format}-{c.quantised}-{c.shared_inter}-{c.bias}")
 def test_forwards_give_what_the_reference_gives(case):
     data = data_of(case)
     with loaded(case, data) as layer:
@@ -50,8 +55,9 @@ def test_outputs_of_the_caller_and_types_of_ml_dtypes():
         assert np.all(wide[:, case.hidden:] == 0xFFFF)
 
 
-def test_halves_give_the_bits_of_wholes():
-    case = Case(residual=True)
+@pytest.mark.parametrize("shared_inter", [0, 128])
+def test_halves_give_the_bits_of_wholes(shared_inter):
+    case = Case(residual=True, shared_inter=shared_inter)
     data = data_of(case)
     other = data_of(dataclasses.replace(case, seed=2))
     with loaded(case, data) as layer:
@@ -119,6 +125,49 @@ def test_siblings_share_all_but_the_weights():
     second.close()
     with raises(Closed, "the layer is closed"):
         forward(second, data)
+
+
+def test_shared_experts_are_checked():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4, shared_inter=128)
+    data = data_of(case)
+    with case.layer() as layer:
+        assert layer.shared_layout() == (1, "e4m3", 1, 256, 128)
+        assert layer.memory.shared_bytes > 0
+        layer.load(data.weights(0))
+        with raises(InvalidArgument, "rank 0 has no weights of shared experts yet: load_shared()"):
+            forward(layer, data)
+        with raises(Incompatible, "2 experts", "rank 0 takes", "1 experts"):
+            layer.load_shared(data.weights(0))
+        layer.load_shared(data.shared_expert())
+        with raises(InvalidArgument, "shared_weights is float32 [3]"):
+            layer.forward(**{**given(data, 0), "shared_weights": np.ones(3, np.float32)})
+        check(forward(layer, data), data.want())
+    with Case(world=1, experts=2, top_k=2, max_tokens=4).layer() as layer:
+        with raises(InvalidArgument, "shared_inter = 0"):
+            layer.load_shared(data.shared_expert())
+        layer.load(data.weights(0))
+        with raises(InvalidArgument, "this one has shared_inter = 0"):
+            layer.forward(**{**given(data, 0), "shared_weights": np.ones(4, np.float32)})
+    with raises(InvalidArgument, "shared_inter = 100 must be a multiple of 128: pad to 128"):
+        moe.layer_sizes(Case().options().__class__(**{**Case().options().__dict__, "shared_inter": 100}), 2)
+
+
+def test_biases():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4, bias=True)
+    data = data_of(case)
+    gate_up, down = data.bias(0)
+    with case.layer() as layer:
+        with raises(InvalidArgument, "rank 0 has no weights yet"):
+            layer.load_bias(down=down)
+        layer.load(data.weights(0))
+        for change, texts in (({"down": down[:1]}, ["down is float32 [1, 256]", "[2, 256]"]),
+                              ({"gate_up": gate_up.astype(np.float64)}, ["gate_up is float64"]),
+                              ({"down": ep_ref.bf16_encode(down)}, ["must be of one type"])):
+            with raises(InvalidArgument, *texts):
+                layer.load_bias(**{"gate_up": gate_up, "down": down, **change})
+        codes = [ep_ref.bf16_encode(b) for b in (np.roll(gate_up, case.inter, axis=1), down)]
+        layer.load_bias(gate_up=codes[0], down=codes[1], up_first=True)
+        check(forward(layer, data), data.want())
 
 
 def test_statistics_and_memory():

@@ -23,6 +23,9 @@ struct MoeCase {
   u32 max_tokens = 12;
   u32 hidden = 256;
   u32 inter = 128;
+  u32 shared_inter = 0;
+  bool shared_weights = false;
+  bool bias = false;
   moe::Format format = moe::Format::kE4m3;
   bool quantised_input = false;  // the caller's rows are e4m3 already
   float clamp = 4.0f;
@@ -57,6 +60,7 @@ struct MoeCase {
     o.max_tokens = max_tokens;
     o.hidden = hidden;
     o.inter = inter;
+    o.shared_inter = shared_inter;
     o.format = format;
     o.wide_ids = wide_ids;
     o.clamp = clamp;
@@ -86,7 +90,9 @@ struct MoeMatrix {
   std::vector<float> kept;
 
   MoeMatrix(const MoeCase& c, u32 seed, u32 of_rows, u32 of_columns)
-      : rows(of_rows), columns(of_columns), plain(u64{c.experts} * of_rows * of_columns) {
+      : MoeMatrix(c, seed, c.experts, of_rows, of_columns) {}
+  MoeMatrix(const MoeCase& c, u32 seed, u32 experts, u32 of_rows, u32 of_columns)
+      : rows(of_rows), columns(of_columns), plain(u64{experts} * of_rows * of_columns) {
     const float size = 3.0f / std::sqrt(static_cast<float>(columns));
     for (u64 i = 0; i < plain.size(); ++i) {
       const u32 block = static_cast<u32>(i / columns / 128 * 7 + i % columns / 128);
@@ -94,7 +100,7 @@ struct MoeMatrix {
       plain[i] = from_bf16(bf16_of(moe_number(seed, i) * size * factor));
     }
     kept = plain;
-    if (c.fp8()) quantise(c.experts);
+    if (c.fp8()) quantise(experts);
   }
   [[nodiscard]] const float* row(u32 expert, u32 of) const {
     return &kept[(u64{expert} * rows + of) * columns];
@@ -124,6 +130,7 @@ struct MoeTokens {
   std::vector<float> scales;  // quantised_input: [token][hidden / 128]
   std::vector<float> seen;
   std::vector<u16> residual;
+  std::vector<float> shared_weights;
 };
 
 class MoeData {
@@ -133,7 +140,13 @@ class MoeData {
         ep_case(of.ep()),
         routing(ep_case, of.seed),
         gate_up(of, 11, 2 * of.inter, of.hidden),
-        down(of, 13, of.hidden, of.inter) {
+        down(of, 13, of.hidden, of.inter),
+        shared_gate_up(of, 17, 1, 2 * of.shared_inter, of.hidden),
+        shared_down(of, 19, 1, of.hidden, of.shared_inter) {
+    for (u64 i = 0; i < u64{of.experts} * 2 * of.inter; ++i)
+      gate_up_bias.push_back(from_bf16(bf16_of(moe_number(23, i))));
+    for (u64 i = 0; i < u64{of.experts} * of.hidden; ++i)
+      down_bias.push_back(from_bf16(bf16_of(moe_number(29, i))));
     for (u32 r = 0; r < c.world; ++r)
       tokens_.push_back(make(r));
   }
@@ -153,10 +166,25 @@ class MoeData {
             .down = &down.plain[first * down.rows * down.columns]};
   }
 
+  [[nodiscard]] moe::ExpertBias bias(u32 rank) const {
+    const u64 first = ep_case.expert_map().first(rank);
+    return {.gate_up = &gate_up_bias[first * 2 * c.inter], .down = &down_bias[first * c.hidden]};
+  }
+  [[nodiscard]] moe::PlainWeights plain_shared() const {
+    return {.number = moe::Number::kF32,
+            .experts = 1,
+            .hidden = c.hidden,
+            .inter = c.shared_inter,
+            .gate_up = shared_gate_up.plain.data(),
+            .down = shared_down.plain.data()};
+  }
+
   const MoeCase c;
   const EpCase ep_case;
   const EpInputs routing;
   const MoeMatrix gate_up, down;
+  const MoeMatrix shared_gate_up, shared_down;
+  std::vector<float> gate_up_bias, down_bias;  // [expert][column]
 
  private:
   [[nodiscard]] MoeTokens make(u32 rank) const {
@@ -167,6 +195,8 @@ class MoeData {
       t.rows.push_back(bf16_of(moe_number(c.seed * 101 + rank, i) * factor));
       t.residual.push_back(bf16_of(moe_number(c.seed * 103 + rank, i)));
     }
+    for (u32 i = 0; i < count(rank); ++i)
+      t.shared_weights.push_back(1.0f + moe_number(c.seed * 107 + rank, i) / 2);
     for (u64 i = 0; i < values; i += 128) {
       if (!c.fp8()) {
         for (u64 j = i; j < i + 128; ++j)
@@ -203,6 +233,15 @@ class MoeReference {
     std::vector<MoeValue> out(c.hidden);
     for (u32 h = 0; c.residual && h < c.hidden; ++h)
       out[h].value = from_bf16(d_.of(rank).residual[u64{t} * c.hidden + h]);
+    if (c.shared_inter != 0) {
+      const float weight = c.shared_weights ? d_.of(rank).shared_weights[t] : 1.0f;
+      const auto made = expert({d_.shared_gate_up, d_.shared_down, 0, c.shared_inter},
+                               &d_.of(rank).seen[u64{t} * c.hidden], weight);
+      for (u32 h = 0; h < c.hidden; ++h) {
+        out[h].value += made[h].value;
+        out[h].magnitude += made[h].magnitude;
+      }
+    }
     for (u32 destination = 0; destination < c.world; ++destination) {
       if (!d_.routing.goes_to(rank, t, destination)) continue;
       std::vector<MoeValue> row(c.hidden);  // what the destination sends back
@@ -210,11 +249,13 @@ class MoeReference {
         const i64 id = in.ids[u64{t} * c.top_k + k];
         if (id < 0 || experts.owner(static_cast<u32>(id)) != destination) continue;
         const float weight = c.weights ? in.weights[u64{t} * c.top_k + k] : 1.0f;
-        const auto made =
-            expert(static_cast<u32>(id), &d_.of(rank).seen[u64{t} * c.hidden], weight);
+        // With a bias the weight comes late.
+        const auto made = expert({d_.gate_up, d_.down, static_cast<u32>(id), c.inter, c.bias},
+                                 &d_.of(rank).seen[u64{t} * c.hidden], c.bias ? 1.0f : weight);
         for (u32 h = 0; h < c.hidden; ++h) {
-          row[h].value += made[h].value;
-          row[h].magnitude += made[h].magnitude;
+          const float factor = c.bias ? weight : 1.0f;
+          row[h].value = std::fma(factor, made[h].value, row[h].value);
+          row[h].magnitude += factor * made[h].magnitude;
         }
       }
       for (u32 h = 0; h < c.hidden; ++h) {
@@ -234,24 +275,37 @@ class MoeReference {
       sum += double{a[i]} * b[i];
     return sum;
   }
-  [[nodiscard]] std::vector<MoeValue> expert(u32 e, const float* x, float weight) const {
+  struct Expert {
+    const MoeMatrix& gate_up;
+    const MoeMatrix& down;
+    u32 index;
+    u32 inter;
+    bool bias = false;
+  };
+  [[nodiscard]] std::vector<MoeValue> expert(const Expert& of, const float* x, float weight) const {
     const MoeCase& c = d_.c;
-    std::vector<float> activations(c.inter);
-    for (u32 i = 0; i < c.inter; ++i) {
+    const u32 e = of.index;
+    std::vector<float> activations(of.inter);
+    for (u32 i = 0; i < of.inter; ++i) {
       const auto rounded = [&](u32 row) {
-        return from_bf16(bf16_of(static_cast<float>(dot(x, d_.gate_up.row(e, row), c.hidden))));
+        const double bias = of.bias ? d_.gate_up_bias[u64{e} * 2 * of.inter + row] : 0.0;
+        return from_bf16(
+            bf16_of(static_cast<float>(bias + dot(x, of.gate_up.row(e, row), c.hidden))));
       };
       const float gate = std::min(rounded(i), c.clamp);
-      const float up = std::clamp(rounded(c.inter + i), -c.clamp, c.clamp);
+      const float up = std::clamp(rounded(of.inter + i), -c.clamp, c.clamp);
       activations[i] = gate / (1.0f + std::exp(-gate)) * up * weight;
     }
-    for (u32 i = 0; i < c.inter; i += 128)
+    for (u32 i = 0; i < of.inter; i += 128)
       round_group(&activations[i]);
     std::vector<MoeValue> out(c.hidden);
     for (u32 h = 0; h < c.hidden; ++h) {
-      const float* row = d_.down.row(e, h);
-      out[h].value = from_bf16(bf16_of(static_cast<float>(dot(activations.data(), row, c.inter))));
-      for (u32 i = 0; i < c.inter; ++i)
+      const float* row = of.down.row(e, h);
+      const double bias = of.bias ? d_.down_bias[u64{e} * c.hidden + h] : 0.0;
+      out[h].value =
+          from_bf16(bf16_of(static_cast<float>(bias + dot(activations.data(), row, of.inter))));
+      out[h].magnitude = std::abs(bias);
+      for (u32 i = 0; i < of.inter; ++i)
         out[h].magnitude += std::abs(double{activations[i]} * row[i]);
     }
     return out;

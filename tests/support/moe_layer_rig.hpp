@@ -42,6 +42,14 @@ class MoeLayerRig {
       ASSERT_TRUE(weights.ok()) << weights.error().describe();
       const auto loaded = into.load(r, weights->view(), moe_soon());
       ASSERT_TRUE(loaded.ok()) << loaded.error().describe();
+      if (case_.bias) {
+        const auto biased = into.load_bias(r, data.bias(r), moe_soon());
+        ASSERT_TRUE(biased.ok()) << biased.error().describe();
+      }
+      if (case_.shared_inter == 0) continue;
+      const auto shared = moe::Weights::prepare(data.plain_shared(), case_.format).value();
+      const auto there = into.load_shared(r, shared.view(), moe_soon());
+      ASSERT_TRUE(there.ok()) << there.error().describe();
     }
   }
   void load_tokens(const MoeData& data) {
@@ -55,6 +63,7 @@ class MoeLayerRig {
       m.scales = put(r, t.scales);
       m.ids = case_.wide_ids ? put(r, routes.ids) : put(r, narrow);
       m.weights = put(r, routes.weights);
+      m.shared_weights = put(r, t.shared_weights);
       m.residual = put(r, t.residual);
       m.output = rank(r).allocate(u64{case_.max_tokens} * case_.hidden * 2 + 16).value();
       m.input = {.count = data.count(r),
@@ -62,7 +71,8 @@ class MoeLayerRig {
                  .format = case_.quantised_input ? moe::Format::kE4m3 : moe::Format::kBf16,
                  .scales = case_.quantised_input ? m.scales.as<float>() : nullptr,
                  .ids = m.ids.address(),
-                 .weights = case_.weights ? m.weights.as<float>() : nullptr};
+                 .weights = case_.weights ? m.weights.as<float>() : nullptr,
+                 .shared_weights = case_.shared_weights ? m.shared_weights.as<float>() : nullptr};
       memory_.push_back(std::move(m));
     }
   }
@@ -190,7 +200,7 @@ class MoeLayerRig {
 
  private:
   struct Memory {
-    symm::LocalMemory rows, scales, ids, weights, residual, output;
+    symm::LocalMemory rows, scales, ids, weights, shared_weights, residual, output;
     moe::LayerInput input;
   };
   Memory& of(u32 r) {

@@ -1,6 +1,6 @@
 // An expert layer over the ranks of one NVLink domain, as one call: dispatch brings the tokens to
 // the ranks of their experts, two grouped products with SwiGLU between them make the experts'
-// outputs, combine brings those back as one sum.
+// outputs, combine brings those back as one sum. Shared experts run while dispatch travels.
 //
 //   Layer ── load(rank, weights)                 or use(), for weights that are on the GPU
 //         ── forward(rank, input, output)        dispatch, lists, products, sums, combine
@@ -49,6 +49,9 @@ struct LayerOptions {
   std::uint32_t inter = 0;        // between the products, a multiple of 128
   Format format = Format::kE4m3;  // of the weights, and of the rows that travel and are multiplied
   bool wide_ids = false;          // expert ids of 64 bits; else of 32
+  // Of experts that every token goes through besides those it chose, on its own rank, all of them
+  // taken as one; a multiple of 128. 0: none. Same format, clamp and precision as the others.
+  std::uint32_t shared_inter = 0;
   // gate <= clamp, -clamp <= up <= clamp.
   float clamp = std::numeric_limits<float>::infinity();
   bool fast = false;  // approximate exponential and reciprocal in SwiGLU
@@ -78,6 +81,8 @@ struct LayerSizes {
   std::uint64_t activation_bytes = 0;  // between the products, with scales
   std::uint64_t output_bytes = 0;      // of the second product
   WeightSizes weights = {};            // of the rank with the most experts
+  std::uint64_t shared_bytes = 0;      // shared experts: buffers between their stages
+  WeightSizes shared_weights = {};     // and weights, the same on every rank
 };
 CROSSDOCK_API Result<LayerSizes> layer_sizes(const LayerOptions& options);
 
@@ -91,6 +96,7 @@ struct LayerInput {
   std::uint64_t scale_stride = 0;  // bytes; 0: dense
   const void* ids = nullptr;       // [count][top_k]: experts, -1: none
   const float* weights = nullptr;  // [count][top_k]: factor of each choice; null: 1
+  const float* shared_weights = nullptr;  // [count]: factor of the shared experts; null: 1
   // Rows that an expert gets on average, to choose tiles by. 0: as if all ranks had `count` tokens
   // and chose evenly.
   std::uint32_t expected_rows = 0;
@@ -100,6 +106,14 @@ struct LayerOutput {
   std::uint64_t row_stride = 0;    // bytes, a multiple of 16; 0: dense
   const void* residual = nullptr;  // bf16, like rows, added first; null: none
   std::uint64_t residual_stride = 0;
+};
+
+// Biases of the experts of one rank as checkpoints have them, in memory of the host. Null: none.
+struct ExpertBias {
+  Number number = Number::kF32;   // or kBf16
+  const void* gate_up = nullptr;  // [experts][2 * inter]: all gates, then all ups
+  bool up_first = false;          // all ups, then all gates
+  const void* down = nullptr;     // [experts][hidden]
 };
 
 // A forward that has begun: its tokens are on their way. Dropped before its end it gives its slot
@@ -145,6 +159,16 @@ class CROSSDOCK_API Layer {
   // The same for weights in memory of the rank's GPU, which stay there.
   Result<> use(std::uint32_t rank, const WeightsView& weights);
 
+  // Biases beside the weights that the rank has; load() and use() drop them. They are added to the
+  // sums of the products before those are rounded. With `down` the weights of the choices are
+  // applied when the outputs of a row's choices are added up, and not in the first product.
+  Result<> load_bias(std::uint32_t rank, const ExpertBias& bias, Deadline deadline);
+  // The same for the shared experts, which are one expert of shared_inter values: every rank has
+  // all of them.
+  [[nodiscard]] WeightLayout shared_layout() const;
+  Result<> load_shared(std::uint32_t rank, const WeightsView& weights, Deadline deadline);
+  Result<> use_shared(std::uint32_t rank, const WeightsView& weights);
+
   // kInvalidArgument with the rule, the value and the fix; nothing has been launched then.
   Result<> forward(std::uint32_t rank, const LayerInput& input, const LayerOutput& output,
                    StreamPtr stream = nullptr);
@@ -153,7 +177,7 @@ class CROSSDOCK_API Layer {
   //   begin(0)  begin(1)  end(0)  begin(2)  end(1)  begin(3)  end(2) ...
   //
   // The dispatch of a begin runs on a stream of the library, after what is on `stream` now and
-  // beside what comes on it later; the products leave it its SMs. An end, on the same stream or one
+  // beside what comes on it later. An end, on the same stream or one
   // ordered after it, waits for the rows on the GPU and does the rest. Every rank begins and ends
   // in the same order. Two may have begun at a time, of this layer and its siblings together: a
   // third is kBusy. In a capture both halves are captured.
@@ -179,6 +203,7 @@ class CROSSDOCK_API Layer {
   explicit Layer(std::shared_ptr<moe::LayerCore> core);
   std::shared_ptr<moe::LayerCore> core_;
   std::vector<std::unique_ptr<moe::RankWeights>> weights_;  // by local rank
+  std::vector<std::unique_ptr<moe::RankWeights>> shared_;   // the same, of the shared experts
 };
 
 }  // namespace v1

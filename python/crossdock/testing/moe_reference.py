@@ -83,6 +83,8 @@ class Experts:
     gate_up: Doubles  #: [experts, 2 * inter, hidden], all gates, then all ups
     down: Doubles  #: [experts, hidden, inter]
     format: str
+    gate_up_bias: Optional[Floats] = None  #: [experts, 2 * inter], all gates, then all ups
+    down_bias: Optional[Floats] = None  #: [experts, hidden]
 
     @property
     def inter(self) -> int:
@@ -154,20 +156,28 @@ class Made:
 def run_expert(experts: Experts, expert: int, rows: Doubles, weights: Floats, clamp: float) -> Made:
     """Rows of one expert, as the products see them: [rows, hidden], rounded to bf16."""
     gate_up, down = experts.gate_up[expert], experts.down[expert]
-    both = round_bf16(rows @ gate_up.T)
+    sums = rows @ gate_up.T
+    if experts.gate_up_bias is not None:
+        sums = sums + experts.gate_up_bias[expert]
+    both = round_bf16(sums)
     between = requantise(swiglu(both[:, :experts.inter], both[:, experts.inter:], weights, clamp),
                          experts.format)
-    return Made(round_bf16(between @ down.T), np.abs(between) @ np.abs(down).T)
+    out, magnitude = between @ down.T, np.abs(between) @ np.abs(down).T
+    if experts.down_bias is not None:
+        out, magnitude = out + experts.down_bias[expert], magnitude + np.abs(experts.down_bias[expert])
+    return Made(round_bf16(out), magnitude)
 
 
 # ---- a layer -----------------------------------------------------------------------------------
 
 
 def forward(sent: Sequence[Tokens], experts: Experts, *, clamp: float = np.inf,
-            residual: Optional[Sequence[Codes]] = None) -> list[Made]:
+            residual: Optional[Sequence[Codes]] = None, shared: Optional[Experts] = None,
+            shared_weights: Optional[Sequence[Floats]] = None) -> list[Made]:
     """The output of each rank of ``sent``, [tokens, hidden], bf16 as fp32. The rows of a token's choices
-    on one rank are added in their order and rounded to bf16; then, after the residual, those of the ranks
-    in their order, in fp32."""
+    on one rank are added in their order and rounded to bf16; then, after the residual and the output of
+    the ``shared`` expert, those of the ranks in their order, in fp32. ``shared_weights``: its factors, a
+    row for each rank."""
     world, count = len(sent), len(experts.down)
     firsts = [ep.first_expert(count, world, r) for r in range(world + 1)]
     out = []
@@ -177,6 +187,11 @@ def forward(sent: Sequence[Tokens], experts: Experts, *, clamp: float = np.inf,
         magnitude = np.zeros(seen.shape)
         if residual is not None:
             total += ep.bf16_decode(residual[rank])
+        if shared is not None:
+            factors = np.ones(len(seen), np.float32) if shared_weights is None else shared_weights[rank]
+            made = run_expert(shared, 0, seen, factors, clamp)
+            total += made.rows
+            magnitude += made.magnitude
         for first, end in zip(firsts[:-1], firsts[1:]):
             part = Made(np.zeros(seen.shape, np.float32), np.zeros(seen.shape))
             for k in range(tokens.ids.shape[1]):
@@ -194,15 +209,24 @@ def _add_choice(part: Made, tokens: Tokens, k: int, here: range, experts: Expert
     for expert in np.unique(ids[(ids >= here.start) & (ids < here.stop)]):
         rows = np.nonzero(ids == expert)[0]
         weights = np.ones(len(rows), np.float32) if tokens.weights is None else tokens.weights[rows, k]
-        made = run_expert(experts, int(expert), seen[rows], weights, clamp)
-        part.rows[rows] += made.rows
-        part.magnitude[rows] += made.magnitude
+        if experts.down_bias is None:
+            made = run_expert(experts, int(expert), seen[rows], weights, clamp)
+            part.rows[rows] += made.rows
+            part.magnitude[rows] += made.magnitude
+            continue
+        # The bias is weighted with the rest, so the weight comes late: multiplied and added with one
+        # rounding.
+        made = run_expert(experts, int(expert), seen[rows], np.ones_like(weights), clamp)
+        late = weights[:, None].astype(np.float64)
+        part.rows[rows] = (part.rows[rows] + late * made.rows).astype(np.float32)
+        part.magnitude[rows] += late * made.magnitude
 
 
 def far_from(got: Codes, want: Made) -> tuple[float, float]:
     """How bf16 codes differ from a reference: the largest difference in units of what is allowed for a
     value, ``|value| * 2^-7 + magnitude * 2^-8`` (a rounding turned in gate, up, activation or output moves
-    it by so much), and the share of values that are not equal."""
+    it by so much; a tensor core turns so many codes of e4m3 that a few units are normal there), and the
+    share of values that are not equal."""
     values = ep.bf16_decode(np.asarray(got).view(np.uint16)).astype(np.float64)
     if values.size == 0:
         return 0.0, 0.0

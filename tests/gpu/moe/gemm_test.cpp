@@ -249,12 +249,13 @@ TEST_F(GemmGpu, OffsetsBeyondTwoToThe31) {
          l.data.weight_scales);
     const auto input = big((kFirst + kRows) * row_bytes);
     copy(input.as<u8>() + kFirst * row_bytes,
-         std::vector<u8>(l.data.input.codes.begin(),
-                         l.data.input.codes.begin() + static_cast<i64>(kRows * row_bytes)));
+         std::vector<u8>(
+             l.data.input.codes.begin(),
+             l.data.input.codes.begin() + static_cast<std::ptrdiff_t>(kRows * row_bytes)));
     constexpr u64 kColumns = kFirst + kRows;
     const auto scales = big(kColumns * (c.k / 128) * 4);
     for (u64 g = 0; g < c.k / 128; ++g) {
-      const auto of = l.data.input_scales.begin() + static_cast<i64>(g * l.data.columns);
+      const auto of = l.data.input_scales.begin() + static_cast<std::ptrdiff_t>(g * l.data.columns);
       copy(scales.as<float>() + g * kColumns + kFirst, std::vector<float>(of, of + kRows));
     }
     std::vector<u32> offsets(kExperts, kFirst);
@@ -274,8 +275,7 @@ TEST_F(GemmGpu, OffsetsBeyondTwoToThe31) {
     }
     call.groups = {.offsets = places.as<u32>()};
     call.output.rows = output.address();
-    ASSERT_TRUE(rig_->gemm().prepare(call, GemmRig::soon()).ok());
-    ASSERT_TRUE(rig_->gemm().run(0, call).ok());
+    ASSERT_TRUE(rig_->gemm().prepare(call, GemmRig::soon()).ok() && rig_->gemm().run(0, call).ok());
     const auto done = rig_->gemm().synchronize(GemmRig::soon());
     ASSERT_TRUE(done.ok()) << done.error().describe();
     // Where a small product would have put them, which the comparison looks at.

@@ -73,6 +73,27 @@ TEST_F(MoeLayerGpu, EveryTile) {
       ASSERT_NO_FATAL_FAILURE(round(c));
     }
 }
+TEST_F(MoeLayerGpu, SharedExperts) {
+  for (const Format format : kFormats)
+    for (const u32 tokens : {3u, 300u}) {
+      MoeCase c = moderate(tokens, format);
+      c.shared_inter = 768;
+      c.shared_weights = tokens == 3;
+      c.residual = true;
+      ASSERT_NO_FATAL_FAILURE(round(c));
+      c.quantised_input = format == Format::kE4m3;
+      c.shared_inter = 128;
+      ASSERT_NO_FATAL_FAILURE(round(c));
+    }
+}
+TEST_F(MoeLayerGpu, ExpertBias) {
+  for (const Format format : kFormats)
+    for (const u32 tokens : {3u, 300u}) {
+      MoeCase c = moderate(tokens, format);
+      c.bias = true;
+      ASSERT_NO_FATAL_FAILURE(round(c));
+    }
+}
 TEST_F(MoeLayerGpu, FewTokensAndNone) {
   for (const Format format : kFormats)
     for (const std::vector<u32>& tokens :
@@ -119,7 +140,8 @@ void replay(MoeLayerRig& rig, const std::vector<cuda::Graph>& graphs) {
 TEST_F(MoeLayerGpu, TwentyReplaysGiveTheSameBits) {
   for (const Format format : kFormats)
     for (const u32 tokens : {7u, 400u}) {
-      const MoeCase c = moderate(tokens, format);
+      MoeCase c = moderate(tokens, format);
+      c.shared_inter = tokens == 7 ? 256 : 0;
       const MoeData data(c);
       MoeLayerRig made = rig(c);
       ASSERT_NO_FATAL_FAILURE(made.load(data));
@@ -213,6 +235,7 @@ TEST_F(MoeLayerGpu, HalvesGiveTheBitsOfWholesInAGraphAndWithout) {
   for (const Format format : kFormats)
     for (const u32 tokens : {7u, 400u}) {
       MoeCase c = moderate(tokens, format);
+      c.shared_inter = tokens == 7 ? 0 : 256;
       const MoeData data(c);
       c.seed = 2;
       const MoeData other(c);

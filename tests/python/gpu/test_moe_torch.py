@@ -21,9 +21,12 @@ from moe_cases import Case, check, data_of, matrices
 
 TIMEOUT = 60.0
 WORLD = max(min(torch.cuda.device_count(), 8), 1)
-#: A tensor core drops the last bits of products of e4m3, which turns the scales of whole groups, so that
-#: few values are equal to the bit; every one is within its bound, and the error of all is small.
+#: A tensor core drops the last bits of products of e4m3. That turns scales of whole groups, and with them
+#: codes of e4m3 by a step, 2^-3 of a value: few outputs are equal to the bit and some are a few times farther
+#: away than in the twin, but the error of all is small. A wrong row or scale is 100 times farther.
 UNEQUAL = {"e4m3": 1.0, "bf16": 0.5}
+FAR = {"e4m3": 8, "bf16": 1}
+ERROR = {"e4m3": 2e-2, "bf16": 3e-3}
 CASE = Case(world=WORLD, experts=16, top_k=4, max_tokens=90, hidden=512, inter=256)
 
 
@@ -43,6 +46,11 @@ def loaded(case, data):
     layer = moe.Layer(case.options(), world=WORLD, timeout=240)
     for rank in layer.local_ranks:
         layer.load(data.weights(rank), rank=rank)
+        if case.bias:
+            gate_up, down = data.bias(rank)
+            layer.load_bias(gate_up=torch.from_numpy(gate_up), down=torch.from_numpy(down).cuda(), rank=rank)
+        if data.shared:
+            layer.load_shared(data.shared_expert(), rank=rank)
     return layer
 
 
@@ -50,7 +58,8 @@ def tokens_of(data, rank):
     of = data.sent[rank]
     kind = torch.float8_e4m3fn if data.case.quantised else torch.bfloat16
     return {"rows": to_gpu(of.rows, rank, kind), "ids": to_gpu(of.ids, rank),
-            "weights": to_gpu(of.weights, rank), "scales": to_gpu(of.scales, rank), "rank": rank}
+            "weights": to_gpu(of.weights, rank), "scales": to_gpu(of.scales, rank), "rank": rank,
+            "shared_weights": to_gpu(data.shared_factors[rank], rank) if data.case.shared_weights else None}
 
 
 def residual_of(data, rank):
@@ -61,15 +70,19 @@ def residual_of(data, rank):
 
 def compare(outs, data):
     wants = data.want()
-    check([to_host(out) for out in outs], wants, UNEQUAL[data.case.format])
+    format = data.case.format
+    check([to_host(out) for out in outs], wants, UNEQUAL[format], FAR[format])
     wrong = sum(np.sum((ep_ref.bf16_decode(to_host(o)) - w.rows) ** 2) for o, w in zip(outs, wants))
     every = sum(np.sum(w.rows.astype(np.float64) ** 2) for w in wants)
-    assert np.sqrt(wrong / every) <= 1e-2
+    assert np.sqrt(wrong / every) <= ERROR[format]
 
 
 @pytest.mark.parametrize("change", [
     {}, {"format": "bf16"}, {"quantised": True}, {"residual": True, "wide_ids": True},
-    {"weights": False, "format": "bf16", "residual": True}, {"max_tokens": 700, "experts": 17}])
+    {"weights": False, "format": "bf16", "residual": True}, {"max_tokens": 700, "experts": 17},
+    {"bias": True}, {"bias": True, "format": "bf16", "weights": False},
+    {"shared_inter": 256, "residual": True}, {"shared_inter": 128, "shared_weights": True, "quantised": True},
+    {"shared_inter": 256, "format": "bf16", "max_tokens": 300}])
 def test_forwards(change):
     case = dataclasses.replace(CASE, **change)
     data = data_of(case)
@@ -118,9 +131,10 @@ def halves_by_turns(layer, first, second, outs, times):
         layer.forward_end(one, out=outs[0][r])
 
 
+@pytest.mark.parametrize("shared_inter", [0, 256])
 @pytest.mark.parametrize("format", ["e4m3", "bf16"])
-def test_halves_give_the_bits_of_wholes(format):
-    case = dataclasses.replace(CASE, format=format)
+def test_halves_give_the_bits_of_wholes(format, shared_inter):
+    case = dataclasses.replace(CASE, format=format, shared_inter=shared_inter)
     data = data_of(case)
     other = data_of(dataclasses.replace(case, seed=2))
     with loaded(case, data) as layer:
@@ -133,22 +147,26 @@ def test_halves_give_the_bits_of_wholes(format):
             assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-def test_graphs_read_new_tokens():
-    data = data_of(CASE)
-    with loaded(CASE, data) as layer:
+@pytest.mark.parametrize("shared_inter", [0, 256])
+def test_graphs_read_new_tokens(shared_inter):
+    case = dataclasses.replace(CASE, shared_inter=shared_inter)
+    data = data_of(case)
+    with loaded(case, data) as layer:
         sent = [tokens_of(data, r) for r in range(WORLD)]
         outs = [torch.zeros_like(one["rows"]) for one in sent]
         halves = [[torch.zeros_like(one["rows"]) for one in sent] for _ in range(2)]
         graphs = [torch.cuda.CUDAGraph() for _ in range(WORLD)]
         layer.synchronize(TIMEOUT)
         for r, one in enumerate(sent):
-            with torch.cuda.device(r), torch.cuda.graph(graphs[r], capture_error_mode="thread_local"):
+            side = torch.cuda.Stream(r)  # torch's own is on one GPU
+            with torch.cuda.device(r), torch.cuda.graph(graphs[r], stream=side,
+                                                        capture_error_mode="thread_local"):
                 layer.forward(**one, out=outs[r])
                 begun = [layer.forward_begin(**one) for _ in range(2)]
                 for half, half_out in zip(begun, halves):
                     layer.forward_end(half, out=half_out[r])
         for seed in (1, 2, 3):
-            new = data_of(dataclasses.replace(CASE, seed=seed))
+            new = data_of(dataclasses.replace(case, seed=seed))
             for r, one in enumerate(sent):
                 for name, array in tokens_of(new, r).items():
                     if name in ("rows", "ids", "weights"):
@@ -226,7 +244,7 @@ def test_what_is_wrong_is_named():
         for change, texts in (({"rows": one["rows"].cpu()}, ["rows is on the host", "GPU 0"]),
                               ({"rows": one["rows"].float()}, ["torch.float32", "bfloat16"]),
                               ({"ids": one["ids"].long()}, ["torch.int64", "wide_ids"]),
-                              ({"rows": one["rows"].T}, ["rows is"]),
+                              ({"rows": one["rows"].T}, ["rows has values", "contiguous"]),
                               ({"weights": one["weights"].half()}, ["torch.float16"]),
                               ({"stream": "x"}, ["stream is a str"])):
             with raises(InvalidArgument, *texts):

@@ -1,9 +1,11 @@
 // Expert layers through their API: what is refused and how, faults that end a forward, sharing of a
 // group, memory, statistics.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <gmock/gmock.h>
 
+#include "jit/kernel_list.hpp"
 #include "support/moe_layer_rig.hpp"
 
 namespace crossdock::testing {
@@ -32,6 +34,8 @@ TEST(MoeLayerApi, OptionsAreChecked) {
   refuse([](auto& o) { o.inter = 192; },
          "inter = 192 must be a positive multiple of 128: pad to 256");
   refuse([](auto& o) { o.ranks.world = 3; }, "2 experts are fewer than the 3 ranks");
+  refuse([](auto& o) { o.shared_inter = 200; },
+         "shared_inter = 200 must be a multiple of 128: pad to 256");
   refuse([](auto& o) { o.clamp = std::nanf(""); }, "clamp = nan must be 0 or more");
   refuse([](auto& o) { o.top_k = 0; }, "top_k = 0");
   refuse([](auto& o) { o.experts = 1024; }, "experts = 1024 must be 1 to 512 on one rank");
@@ -199,6 +203,84 @@ TEST(MoeLayerApi, HalvesAreChecked) {
   ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
   for (u32 i = 0; i < 3; ++i)
     ASSERT_NO_FATAL_FAILURE(rig.run());
+}
+
+TEST(MoeLayerApi, SharedExpertsAreChecked) {
+  MoeCase c = kSmall;
+  c.shared_inter = 128;
+  MoeLayerRig rig = twin_rig(c), without = twin_rig(kSmall);
+  const MoeData data(c);
+  ASSERT_NO_FATAL_FAILURE(rig.load_tokens(data));
+  const auto chosen = moe::Weights::prepare(data.plain(0), Format::kE4m3).value();
+  const auto shared = moe::Weights::prepare(data.plain_shared(), Format::kE4m3).value();
+  ASSERT_TRUE(rig.layer.load(0, chosen.view(), moe_soon()).ok());
+  EXPECT_THAT(rig.layer.forward(0, rig.input(0), rig.output(0)).error().message,
+              HasSubstr("rank 0 has no weights of shared experts yet: load_shared()"));
+  EXPECT_EQ(rig.layer.load_shared(0, chosen.view(), moe_soon()).code(), Code::kIncompatible);
+  EXPECT_EQ(rig.layer.shared_layout(), shared.layout());
+  EXPECT_THAT(without.layer.load_shared(0, shared.view(), moe_soon()).error().message,
+              HasSubstr("shared_inter = 0"));
+  ASSERT_TRUE(rig.layer.load_shared(0, shared.view(), moe_soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(rig.run());
+  ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+  const auto sizes = moe::layer_sizes(c.options(symm::Backend::kCpu)).value();
+  EXPECT_EQ(sizes.shared_weights.gate_up_bytes, 2u * 128 * 256);
+  EXPECT_GE(sizes.shared_bytes, 4u * (256 * 3 + 128));
+  ASSERT_NO_FATAL_FAILURE(without.load(MoeData(kSmall)));
+  moe::LayerInput in = without.input(0);
+  in.shared_weights = in.weights;
+  EXPECT_THAT(without.layer.forward(0, in, without.output(0)).error().message,
+              HasSubstr("this one has shared_inter = 0"));
+}
+
+TEST(MoeLayerApi, TheCastIsInTheKernelList) {
+  const auto known = jit::known_kernels().value();
+  auto spec = moe::cast_rows_kernel().spec;
+  spec.sm = 90;
+  EXPECT_NE(std::find(known.begin(), known.end(), spec), known.end()) << spec.title();
+}
+
+TEST(MoeLayerApi, BiasesAreChecked) {
+  MoeCase c = kSmall;
+  c.bias = true;
+  MoeLayerRig rig = twin_rig(c);
+  const MoeData data(c), plain(kSmall);
+  EXPECT_THAT(rig.layer.load_bias(0, data.bias(0), moe_soon()).error().message,
+              HasSubstr("rank 0 has no weights yet"));
+  EXPECT_THAT(rig.layer.load_bias(3, data.bias(0), moe_soon()).error().message,
+              HasSubstr("rank 3 is not one of"));
+  ASSERT_NO_FATAL_FAILURE(rig.load(data));
+  moe::ExpertBias wrong = data.bias(0);
+  wrong.number = moe::Number::kE4m3;
+  EXPECT_THAT(rig.layer.load_bias(0, wrong, moe_soon()).error().message,
+              HasSubstr("must be f32 (0) or bf16 (1)"));
+  auto values = data.down_bias;
+  values[c.hidden + 7] = std::nanf("");
+  wrong = {.down = values.data()};
+  EXPECT_THAT(rig.layer.load_bias(0, wrong, moe_soon()).error().message,
+              HasSubstr("of down at expert 1, column 7 must be finite"));
+  ASSERT_NO_FATAL_FAILURE(rig.run());  // with the biases from before
+  ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+  // bf16 as the same numbers in f32; and new weights drop them.
+  const auto first = rig.outputs();
+  std::vector<u16> gate_up, down;
+  for (const float value : data.gate_up_bias)
+    gate_up.push_back(bf16_of(value));
+  for (const float value : data.down_bias)
+    down.push_back(bf16_of(value));
+  ASSERT_TRUE(
+      rig.layer
+          .load_bias(0,
+                     {.number = moe::Number::kBf16, .gate_up = gate_up.data(), .down = down.data()},
+                     moe_soon())
+          .ok());
+  ASSERT_NO_FATAL_FAILURE(rig.run());
+  EXPECT_EQ(rig.outputs(), first);
+  const auto weights = moe::Weights::prepare(data.plain(0), Format::kE4m3).value();
+  ASSERT_TRUE(rig.layer.load(0, weights.view(), moe_soon()).ok());
+  ASSERT_NO_FATAL_FAILURE(rig.run());
+  EXPECT_NE(rig.outputs(), first);
+  ASSERT_NO_FATAL_FAILURE(rig.check(plain, kBounds));
 }
 
 TEST(MoeLayerApi, SizesAndStatistics) {
