@@ -92,7 +92,7 @@ class Verdict : public std::enable_shared_from_this<Verdict> {
   Verdict(std::shared_ptr<TransferCore> transfer, std::size_t parts)
       : transfer_(std::move(transfer)), left_(parts) {}
 
-  void on_reply(std::uint64_t local, Result<std::uint64_t> remote) {
+  void on_reply(std::uint64_t local, const Result<std::uint64_t>& remote) {
     {
       const std::lock_guard lock(mutex_);
       if (!error_) error_ = judge(local, remote);
@@ -130,10 +130,11 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
       return transfer->finish(transfer->stopping() ? transfer->stop_reason() : parts.error());
     const auto verdict = std::make_shared<Verdict>(transfer, parts->size());
     for (auto& part : *parts)
-      transfer->peer->request_digest(std::move(part.ranges), transfer->id,
-                                     [verdict, local = part.local](Result<std::uint64_t> remote) {
-                                       verdict->on_reply(local, std::move(remote));
-                                     });
+      transfer->peer->request_digest(
+          std::move(part.ranges), transfer->id,
+          [verdict, local = part.local](const Result<std::uint64_t>& remote) {
+            verdict->on_reply(local, remote);
+          });
     transfer->heed_stop();
   });
   if (!posted && transfer->begin_hashing())
