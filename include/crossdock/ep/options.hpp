@@ -14,9 +14,9 @@ inline namespace v1 {
 
 // How the rows of a combine travel; the sums are the same bit by bit.
 enum class CombineBy : std::uint8_t {
-  kPull,  // every rank loads them from where the experts have left them
-  kPush,  // some SMs send the rows of other ranks' tokens, the others add up what comes; takes
-          // staging as large as the outputs of a slot
+  kPull,    // every rank loads them from where the experts have left them
+  kPush,    // some SMs send the rows of other ranks' tokens, the others add up what comes; takes
+            // staging as large as the outputs of a slot
   kBySize,  // the faster for the group's tokens, ranks and SMs as far as measured: kPull so far
 };
 
