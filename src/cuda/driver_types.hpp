@@ -158,7 +158,24 @@ inline constexpr unsigned kHostAllocWriteCombined = 4;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterDeviceMap = 2;
 inline constexpr unsigned kStreamWaitValueGeq = 0;
+inline constexpr unsigned kStreamWaitValueEq = 1;
 inline constexpr unsigned kIpcMemLazyEnablePeerAccess = 1;
+
+// --- words written and waited for in stream order ---
+enum class BatchMemOpType : int { kWaitValue64 = 4, kWriteValue64 = 5 };
+// Waits and writes have the same members.
+struct BatchMemOpWord {
+  BatchMemOpType operation;
+  DevicePtr address;
+  std::uint64_t value;
+  unsigned flags;
+  DevicePtr alias;
+};
+union BatchMemOp {
+  BatchMemOpWord word;
+  std::uint64_t pad[6];
+};
+inline constexpr unsigned kMostBatchMemOps = 256;  // of one call
 
 // --- virtual memory management ---
 enum class AllocationType : int { kPinned = 1 };

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/memory.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
 
@@ -157,6 +158,33 @@ Result<void> wait_value_async(const Stream& stream, DevicePtr address, std::uint
   CROSSDOCK_CUDA(stream.driver(),
                  cuStreamWaitValue64(stream.handle(), address, value, kStreamWaitValueGeq),
                  fmt::format("make a stream wait for the word at {:#x}", address));
+  return {};
+}
+
+Result<void> words_async(const Stream& stream, std::span<const WordOp> ops) {
+  if (stream.driver().cuStreamBatchMemOp == nullptr)
+    return make_error(Code::kUnsupported,
+                      "this driver cannot write and wait for words in batches in stream order: "
+                      "install a driver for CUDA 11.7 or newer");
+  CROSSDOCK_TRY(guard, stream.context().enter());
+  BatchMemOp batch[kMostBatchMemOps];
+  while (!ops.empty()) {
+    const std::size_t count = std::min<std::size_t>(ops.size(), kMostBatchMemOps);
+    for (std::size_t i = 0; i < count; ++i) {
+      const bool wait = ops[i].kind == WordOp::Kind::kWait;
+      batch[i] = BatchMemOp{
+          .word = {.operation = wait ? BatchMemOpType::kWaitValue64 : BatchMemOpType::kWriteValue64,
+                   .address = device_ptr(ops[i].word),
+                   .value = ops[i].value,
+                   .flags = wait ? kStreamWaitValueEq : 0,
+                   .alias = 0}};
+    }
+    CROSSDOCK_CUDA(stream.driver(),
+                   cuStreamBatchMemOp(stream.handle(), static_cast<unsigned>(count), batch, 0),
+                   fmt::format("write and wait for {} words from {:#x} in stream order", count,
+                               device_ptr(ops.front().word)));
+    ops = ops.subspan(count);
+  }
   return {};
 }
 

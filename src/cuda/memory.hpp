@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include <crossdock/core/result.hpp>
@@ -116,6 +117,18 @@ Result<void> write_value_async(const Stream& stream, DevicePtr address, std::uin
 // Later work on the stream waits until the word is >= value. The wait itself has no deadline:
 // whoever uses it must be able to release it by writing the word.
 Result<void> wait_value_async(const Stream& stream, DevicePtr address, std::uint64_t value);
+
+// One step of a batch: an aligned 64-bit word is written, or waited for until it has exactly this
+// value. Writes are made after everything before them is visible.
+struct WordOp {
+  enum class Kind : std::uint8_t { kWrite, kWait };
+  Kind kind = Kind::kWrite;
+  void* word = nullptr;
+  std::uint64_t value = 0;
+};
+// In stream order, one after the other, by few calls of the driver, without an SM. As with
+// wait_value_async() somebody has to bound the waits. kUnsupported with drivers before CUDA 11.7.
+Result<void> words_async(const Stream& stream, std::span<const WordOp> ops);
 
 // What an address is. Memory the driver does not know is host memory with ordinal -1.
 struct PointerInfo {

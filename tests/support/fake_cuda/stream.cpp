@@ -123,6 +123,25 @@ Status cuStreamWaitValue64(StreamHandle, DevicePtr address, std::uint64_t value,
   return now >= value ? Status::kSuccess : Status::kNotSupported;
 }
 
+// In order; when captured, all of it runs at the replay.
+Status cuStreamBatchMemOp(StreamHandle stream, unsigned count, BatchMemOp* operations, unsigned) {
+  if (count > kMostBatchMemOps) return Status::kInvalidValue;
+  const auto* const own = find(state().streams, stream);
+  const bool capturing = own && own->capturing;
+  for (unsigned i = 0; i < count; ++i) {
+    const BatchMemOpWord op = operations[i].word;
+    if (op.operation == BatchMemOpType::kWriteValue64) {
+      const Status status = cuStreamWriteValue64(stream, op.address, op.value, 0);
+      if (status != Status::kSuccess) return status;
+      continue;
+    }
+    std::uint64_t now = 0;
+    std::memcpy(&now, reinterpret_cast<void*>(op.address), sizeof now);
+    if (!capturing && now != op.value) return Status::kNotSupported;
+  }
+  return Status::kSuccess;
+}
+
 Status cuLaunchHostFunc(StreamHandle stream, HostFunction function, void* user_data) {
   return submit(stream, [=] { function(user_data); });
 }

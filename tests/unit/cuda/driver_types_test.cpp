@@ -149,6 +149,15 @@ SAME(kHostAllocWriteCombined, CU_MEMHOSTALLOC_WRITECOMBINED);
 SAME(kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE);
 SAME(kHostRegisterDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP);
 SAME(kStreamWaitValueGeq, CU_STREAM_WAIT_VALUE_GEQ);
+SAME(kStreamWaitValueEq, CU_STREAM_WAIT_VALUE_EQ);
+SAME(BatchMemOpType::kWaitValue64, CU_STREAM_MEM_OP_WAIT_VALUE_64);
+SAME(BatchMemOpType::kWriteValue64, CU_STREAM_MEM_OP_WRITE_VALUE_64);
+static_assert(sizeof(BatchMemOp) == sizeof(CUstreamBatchMemOpParams));
+SAME_FIELD(BatchMemOp, word.address, CUstreamBatchMemOpParams, waitValue.address);
+SAME_FIELD(BatchMemOp, word.value, CUstreamBatchMemOpParams, waitValue.value64);
+SAME_FIELD(BatchMemOp, word.flags, CUstreamBatchMemOpParams, waitValue.flags);
+SAME_FIELD(BatchMemOp, word.value, CUstreamBatchMemOpParams, writeValue.value64);
+SAME_FIELD(BatchMemOp, word.flags, CUstreamBatchMemOpParams, writeValue.flags);
 SAME(kIpcMemLazyEnablePeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 
 SAME(AllocationType::kPinned, CU_MEM_ALLOCATION_TYPE_PINNED);

@@ -56,6 +56,23 @@ TEST_F(Memory, CopiesFillsAndValuesInStreamOrder) {
   EXPECT_EQ(*pinned.as<std::uint64_t>(), 77u);
 }
 
+TEST_F(Memory, WordsAreWrittenAndWaitedForInOrder) {
+  const Context ctx = context();
+  const Stream stream = Stream::create(ctx).value();
+  const auto pinned = PinnedMemory::allocate(ctx, 4096).value();
+  auto* const words = pinned.as<std::uint64_t>();
+  // More than one call of the driver takes.
+  std::vector<WordOp> ops;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    ops.push_back({WordOp::Kind::kWrite, words + i, i + 1});
+    ops.push_back({WordOp::Kind::kWait, words + i, i + 1});
+  }
+  ASSERT_TRUE(words_async(stream, ops).ok());
+  EXPECT_EQ(fake_->calls("cuStreamBatchMemOp"), 3);
+  EXPECT_EQ(words[299], 300u);
+  EXPECT_FALSE(words_async(stream, std::vector<WordOp>{{WordOp::Kind::kWait, words, 2}}).ok());
+}
+
 TEST_F(Memory, RegisteringTwiceIsRefusedAndEndsWithTheObject) {
   const Context ctx = context();
   std::vector<std::byte> host(8192);
