@@ -73,6 +73,8 @@ Result<FigureReport> measure(const SymmBench& options) {
   }
   CROSSDOCK_CHECK_OK(rig.measure_latencies(report.figures, deadline));
   CROSSDOCK_CHECK_OK(rig.measure_bandwidth(report.figures, deadline));
+  CROSSDOCK_TRY(collectives, group_options(options, gpus, "-coll"));
+  CROSSDOCK_CHECK_OK(measure_collectives(options, collectives, report.figures));
   return report;
 }
 

@@ -1,5 +1,5 @@
 // What `crossdock bench symm` is told, shared by its parts: symm.cpp (command line and order),
-// symm_run.cpp (measurements on GPUs). SPDX-License-Identifier: Apache-2.0
+// symm_run.cpp and symm_coll.cpp (measurements on GPUs). SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -50,5 +50,9 @@ class SymmRig {
 // Creates a group with windows of `options.heap` bytes; the time it takes.
 Result<Figure> measure_heap(const SymmBench& options, const symm::GroupOptions& group,
                             const cuda::Driver& driver);
+
+// Gathers, tensors, rows: figures of a group of collectives of its own.
+Result<> measure_collectives(const SymmBench& options, const symm::GroupOptions& group,
+                             std::vector<Figure>& figures);
 
 }  // namespace crossdock::tools::bench

@@ -28,7 +28,9 @@ enum class KernelId : u32 {
   kEpExpandRows = 13,
   kGroupedGemm = 14,
   kEpSmallDispatch = 15,
-  kFirstFree = 16,
+  kFetchRows = 16,
+  kAddParts = 17,
+  kFirstFree = 18,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -62,6 +64,10 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "grouped_gemm";
     case KernelId::kEpSmallDispatch:
       return "ep_small_dispatch";
+    case KernelId::kFetchRows:
+      return "fetch_rows";
+    case KernelId::kAddParts:
+      return "add_parts";
     default:
       return "unknown kernel";
   }

@@ -1,0 +1,192 @@
+// Core: creation, lanes, faults, reset. See core.hpp. SPDX-License-Identifier: Apache-2.0
+#include "coll/core.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/config.hpp"
+#include "coll/kernels.hpp"
+
+namespace crossdock::coll {
+
+Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
+  const auto deadline = Deadline::in(options.ranks.timeout);
+  CROSSDOCK_TRY(window, make_window(options.coll, options.ranks.world));
+  CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
+  std::unique_ptr<jit::Jit> jit;
+  if (options.ranks.backend == symm::Backend::kGpu) {
+    CROSSDOCK_TRY(config, base::Config::load());
+    auto jit_options = jit::JitOptions::from_config(config);
+    jit_options.compiler.newest_cuda = group->driver()->version;
+    jit = std::make_unique<jit::Jit>(std::move(jit_options));
+  }
+  return create(std::move(group), std::move(jit), options.coll, deadline);
+}
+
+Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
+                                           std::unique_ptr<jit::Jit> jit, const Options& options,
+                                           Deadline deadline) {
+  std::shared_ptr<Core> core(new Core);
+  CROSSDOCK_TRY(window, make_window(options, group->world()));
+  CROSSDOCK_TRY(memory, sizes(options, group->world()));
+  core->options_ = options;
+  core->window_ = window;
+  core->memory_ = memory;
+  core->jit_ = std::move(jit);
+  core->group_ = std::move(group);
+  for (const u32 rank : core->group_->local_ranks())
+    CROSSDOCK_CHECK_OK(core->prepare_rank(rank));
+  CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
+  CROSSDOCK_CHECK_OK(core->grant(deadline));
+  CROSSDOCK_CHECK_OK(core->start_watch());
+  return core;
+}
+
+// Lanes end before the watch, which may be what lets their waits end, and before the memory that
+// they move.
+Core::~Core() {
+  for (RankState& state : ranks_)
+    state.lane.reset();
+}
+
+Result<> Core::prepare_rank(u32 r) {
+  symm::Rank& rank = group_->rank(r);
+  RankState state;
+  state.rank = r;
+  state.sent.resize(window_.world);
+  state.received.resize(window_.world);
+  CROSSDOCK_TRY(marks, rank.allocate_host(num_sites(window_.world) * sizeof(Mark)));
+  state.marks = std::move(marks);
+  if (options_.reduce && options_.session_bytes > 0) {
+    CROSSDOCK_TRY(parts, rank.allocate(options_.session_bytes));
+    state.parts = std::move(parts);
+  }
+  if (options_.shard_rows > 0) {
+    CROSSDOCK_TRY(zeros, rank.allocate(options_.row_bytes));
+    state.zeros = std::move(zeros);
+  }
+  if (group_->backend() == symm::Backend::kCpu) {
+    CROSSDOCK_TRY(lane, CpuLane::create(r));
+    state.lane = std::move(lane);
+  }
+  ranks_.push_back(std::move(state));
+  return {};
+}
+
+Result<> Core::prepare_kernels(Deadline deadline) {
+  auto launcher = symm::Launcher::create(*group_, jit_.get());
+  // Ranks of the CPU in several processes: no kernels. The calls that need them say so.
+  if (launcher.code() == Code::kUnsupported) return {};
+  if (!launcher.ok()) return std::move(launcher).error();
+  kernels_.emplace(Kernels{.launcher = std::move(launcher).value()});
+  Kernels& k = *kernels_;
+  if (options_.shard_rows > 0) {
+    const device::FetchRowsConfig config = fetch_variant(options_.row_bytes, options_.wide_indices);
+    k.fetch_warps = config.warps;
+    CROSSDOCK_TRY(
+        fetch, k.launcher.prepare(fetch_rows_kernel(config),
+                                  {.threads = config.warps * device::kWarpSize,
+                                   .shared_bytes = fetch_shared_bytes(config, options_.row_bytes)},
+                                  deadline));
+    k.fetch.emplace(std::move(fetch));
+  }
+  if (!options_.reduce) return {};
+  CROSSDOCK_TRY(bf16, k.launcher.prepare(add_parts_kernel(DataType::kBf16),
+                                         {.threads = kAddThreads}, deadline));
+  CROSSDOCK_TRY(f32, k.launcher.prepare(add_parts_kernel(DataType::kF32), {.threads = kAddThreads},
+                                        deadline));
+  k.add_bf16.emplace(std::move(bf16));
+  k.add_f32.emplace(std::move(f32));
+  return {};
+}
+
+Result<> Core::start_watch() {
+  std::vector<Watch::Watched> watched;
+  for (const RankState& state : ranks_) {
+    symm::Rank& rank = group_->rank(state.rank);
+    CROSSDOCK_TRY(words, make_words(rank));
+    watched.push_back({&rank, state.marks.host<Mark>(), std::move(words)});
+  }
+  CROSSDOCK_TRY(watch, Watch::start(window_, std::move(watched), options_.wait));
+  watch_ = std::move(watch);
+  return {};
+}
+
+// What peers will say once they have something to be done with has been said at first: inputs have
+// been read, slots are empty, barriers passed. Peers write these words only after this rank has
+// said something, so it does not matter that they may be ahead.
+Result<> Core::grant(Deadline deadline) {
+  const std::vector<u64> ones(u64{window_.world} * std::max(window_.inflight, 1u), 1);
+  for (const RankState& state : ranks_) {
+    symm::Rank& rank = group_->rank(state.rank);
+    const u64 bytes = u64{window_.world} * sizeof(u64);
+    CROSSDOCK_CHECK_OK(rank.write(rank.at<u64>(window_.free), ones.data(), bytes, deadline));
+    CROSSDOCK_CHECK_OK(rank.write(rank.at<u64>(window_.seen), ones.data(), bytes, deadline));
+    CROSSDOCK_CHECK_OK(
+        rank.write(rank.at<u64>(window_.credit), ones.data(), bytes * window_.inflight, deadline));
+  }
+  return {};
+}
+
+Result<RankState*> Core::find(u32 rank, const char* call) {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[i].rank != rank) continue;
+    CROSSDOCK_CHECK_OK(watch_->check(i));
+    CROSSDOCK_CHECK_OK(group_->check());
+    return &ranks_[i];
+  }
+  return invalid_argument(fmt::format("coll {}: rank {} is not one of the {} ranks of this process",
+                                      call, rank, ranks_.size()));
+}
+
+Result<Lane> Core::lane_of(RankState& state, StreamPtr stream) const {
+  if (state.lane) return Lane(state.lane.get());
+  const symm::RankDevice& device = group_->rank(state.rank).device();
+  if (stream == nullptr) return Lane(device.stream());
+  return Lane(cuda::Stream::borrow(*device.context(), static_cast<cuda::StreamHandle>(stream)));
+}
+
+Steps Core::steps(const RankState& state) const {
+  return {rank_of(state), window_, state.marks.device<Mark>()};
+}
+
+Result<> Core::synchronize(Deadline deadline) {
+  for (const RankState& state : ranks_) {
+    if (state.lane) {
+      CROSSDOCK_CHECK_OK(state.lane->drain(deadline));
+    } else {
+      CROSSDOCK_CHECK_OK(rank_of(state).device().stream()->synchronize(deadline));
+    }
+  }
+  return check();
+}
+
+Result<> Core::check() const {
+  for (std::size_t i = 0; i < ranks_.size(); ++i)
+    CROSSDOCK_CHECK_OK(watch_->check(i));
+  return group_->check();
+}
+
+Result<> Core::reset(Deadline deadline) {
+  for (const RankState& state : ranks_) {
+    if (state.lane) {
+      CROSSDOCK_CHECK_OK(state.lane->drain(deadline));
+    } else {
+      CROSSDOCK_CHECK_OK(rank_of(state).device().stream()->synchronize(deadline));
+    }
+  }
+  CROSSDOCK_CHECK_OK(group_->reset(deadline));
+  for (RankState& state : ranks_) {
+    state.in_session = false;
+    std::fill(state.sent.begin(), state.sent.end(), 0);
+    std::fill(state.received.begin(), state.received.end(), 0);
+    std::memset(state.marks.host<void>(), 0, state.marks.bytes());
+  }
+  watch_->forget();
+  ++generation_;
+  return grant(deadline);
+}
+
+}  // namespace crossdock::coll

@@ -1,0 +1,186 @@
+// The thread, and words of both backends. See watch.hpp. SPDX-License-Identifier: Apache-2.0
+#include "coll/watch.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/worker_thread.hpp"
+#include "cuda/memory.hpp"
+
+namespace crossdock::coll {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kOneAccess = 2s;  // a copy of a word by a stream that does nothing else
+
+class CpuWords final : public Words {
+ public:
+  Result<> read(void* to, const void* from, u64 bytes) override { return move(to, from, bytes); }
+  Result<> write(void* to, const void* from, u64 bytes) override { return move(to, from, bytes); }
+
+ private:
+  // Words are seen whole: lanes poll them.
+  static Result<> move(void* to, const void* from, u64 bytes) {
+    if (bytes == sizeof(u64)) {
+      const u64 value = __atomic_load_n(static_cast<const u64*>(from), __ATOMIC_ACQUIRE);
+      __atomic_store_n(static_cast<u64*>(to), value, __ATOMIC_RELEASE);
+    } else {
+      std::memcpy(to, from, bytes);
+    }
+    return {};
+  }
+};
+
+class GpuWords final : public Words {
+ public:
+  GpuWords(cuda::Stream stream, cuda::PinnedMemory pinned)
+      : stream_(std::move(stream)), pinned_(std::move(pinned)) {}
+  Result<> read(void* to, const void* from, u64 bytes) override {
+    CROSSDOCK_CHECK_OK(cuda::copy_async(pinned_.device(), cuda::device_ptr(from), bytes, stream_));
+    CROSSDOCK_CHECK_OK(stream_.synchronize(Deadline::in(kOneAccess)));
+    std::memcpy(to, pinned_.host(), bytes);
+    return {};
+  }
+  Result<> write(void* to, const void* from, u64 bytes) override {
+    std::memcpy(pinned_.host(), from, bytes);
+    CROSSDOCK_CHECK_OK(cuda::copy_async(cuda::device_ptr(to), pinned_.device(), bytes, stream_));
+    return stream_.synchronize(Deadline::in(kOneAccess));
+  }
+
+ private:
+  cuda::Stream stream_;
+  cuda::PinnedMemory pinned_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Words>> make_words(const symm::Rank& rank) {
+  const cuda::Context* const context = rank.device().context();
+  if (context == nullptr) return std::unique_ptr<Words>(std::make_unique<CpuWords>());
+  // Streams of one priority may share a queue of the GPU, where a stream that waits holds up the
+  // others. This one must never stand behind one of those.
+  CROSSDOCK_TRY(stream, cuda::Stream::create(*context, {.high_priority = true}));
+  CROSSDOCK_TRY(pinned, cuda::PinnedMemory::allocate(*context, 64));
+  return std::unique_ptr<Words>(std::make_unique<GpuWords>(std::move(stream), std::move(pinned)));
+}
+
+Result<std::unique_ptr<Watch>> Watch::start(const Window& window, std::vector<Watched> ranks,
+                                            std::chrono::nanoseconds wait) {
+  std::unique_ptr<Watch> watch(new Watch(window, wait));
+  for (Watched& watched : ranks)
+    watch->states_.emplace_back(std::move(watched), num_sites(window.world));
+  CROSSDOCK_TRY(thread,
+                base::start_worker("xd-coll-watch", [self = watch.get()] { self->loop(); }));
+  watch->thread_ = std::move(thread);
+  return watch;
+}
+
+Watch::~Watch() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+// Often enough that a wait lasts little longer than it may; rarely enough not to be noticed.
+void Watch::loop() {
+  const auto rest = std::clamp<std::chrono::nanoseconds>(wait_ / 8, 1ms, 50ms);
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    bool failed = false;
+    for (State& state : states_) {
+      look(state);
+      failed = failed || state.error.has_value();
+    }
+    changed_.wait_for(lock, failed ? std::chrono::nanoseconds(1ms) : rest,
+                      [&] { return stopping_; });
+  }
+}
+
+void Watch::look(State& state) {
+  for (u32 site = 0; site < state.sites.size(); ++site)
+    look_at(state, site);
+}
+
+void Watch::look_at(State& state, u32 i) {
+  Site& site = state.sites[i];
+  Mark& mark = state.watched.marks[i];
+  u64 expected = Mark::kWaiting;
+  const auto now = Deadline::Clock::now();
+  // Acquire: pairs with the stream's write of the state, before which it has said what for.
+  if (__atomic_compare_exchange_n(&mark.state, &expected, Mark::kWatched, false, __ATOMIC_ACQ_REL,
+                                  __ATOMIC_ACQUIRE)) {
+    site = {true, now};
+  } else if (expected == Mark::kNone) {
+    site.watched = false;
+  }
+  if (!site.watched) return;
+  const u64 what = __atomic_load_n(&mark.what, __ATOMIC_ACQUIRE);
+  // A peer that has said that it failed will not take it back.
+  const bool sure = state.error || Awaited::unpack(what, 0).what == What::kFailed;
+  if (!sure && now - site.since < wait_) return;
+  const u64 value = __atomic_load_n(&mark.value, __ATOMIC_ACQUIRE);
+  // The stream has gone on meanwhile: this is not what it waited for.
+  if (__atomic_load_n(&mark.state, __ATOMIC_ACQUIRE) != Mark::kWatched) return;
+  end_wait(state, Awaited::unpack(what, value));
+}
+
+void Watch::end_wait(State& state, const Awaited& awaited) {
+  const symm::Rank& rank = *state.watched.rank;
+  const std::vector<AwaitedWord> words = words_of(rank, window_, awaited);
+  std::vector<u64> seen(words.size());
+  bool all = true;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (const auto read = state.watched.words->read(&seen[i], words[i].word, sizeof(u64));
+        !read.ok()) {
+      if (!state.error) state.error = read.error();
+      return;
+    }
+    all = all && seen[i] == words[i].value;
+  }
+  if (all) return;  // just now
+  if (!state.error) state.error = explain(rank, awaited, words, seen, wait_);
+  tell(state);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (seen[i] != words[i].value)
+      (void)state.watched.words->write(words[i].word, &words[i].value, sizeof(u64));
+}
+
+// Before any word is released.
+void Watch::tell(State& state) {
+  if (std::exchange(state.told, true)) return;
+  const symm::Rank& rank = *state.watched.rank;
+  const u64 failed = u64{rank.rank()} + 1;
+  for (u32 peer = 0; peer < window_.world; ++peer)
+    if (peer != rank.rank())
+      (void)state.watched.words->write(rank.at<u64>(window_.failed, peer), &failed, sizeof failed);
+  const u32 abort = device::abort_word(device::kNoPeer);
+  (void)state.watched.words->write(&rank.control()->abort.value, &abort, sizeof abort);
+}
+
+Result<> Watch::check(std::size_t i) const {
+  const std::scoped_lock lock(mutex_);
+  if (states_[i].error) return *states_[i].error;
+  return {};
+}
+
+void Watch::fail(std::size_t i, Error error) {
+  const std::scoped_lock lock(mutex_);
+  if (!states_[i].error) states_[i].error = std::move(error);
+}
+
+void Watch::forget() {
+  const std::scoped_lock lock(mutex_);
+  for (State& state : states_) {
+    state.error.reset();
+    state.told = false;
+    for (Site& site : state.sites)
+      site = {};
+  }
+}
+
+}  // namespace crossdock::coll
