@@ -176,4 +176,10 @@ Result<> Core::reset(Deadline deadline) {
   return group_->reset(deadline);
 }
 
+// Windows stay where they were, so all that was prepared holds.
+Result<> Core::reform(Deadline deadline) {
+  ++generation_;
+  return group_->reform(deadline);
+}
+
 }  // namespace crossdock::ep

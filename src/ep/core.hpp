@@ -88,6 +88,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<Statistics> statistics(u32 rank, Deadline deadline) const;
   Result<StatisticsMemory> statistics_memory(u32 rank);
   Result<> reset(Deadline deadline);
+  Result<> reform(Deadline deadline);
 
   [[nodiscard]] symm::Group& group() const { return *group_; }
   [[nodiscard]] symm::Launcher& launcher() { return *launcher_; }

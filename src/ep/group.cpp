@@ -123,6 +123,15 @@ Result<> Group::check() const {
 Result<> Group::reset(Deadline deadline) {
   return core_->reset(deadline);
 }
+Result<> Group::reform(Deadline deadline) {
+  return core_->reform(deadline);
+}
+std::span<const std::uint32_t> Group::vacant_ranks() const noexcept {
+  return core_->group().vacant_ranks();
+}
+Result<std::vector<std::uint32_t>> Group::waiting_ranks(Deadline deadline) const {
+  return core_->group().waiting_ranks(deadline);
+}
 Result<Statistics> Group::statistics(std::uint32_t rank, Deadline deadline) const {
   return core_->statistics(rank, deadline);
 }

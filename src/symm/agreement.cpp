@@ -77,6 +77,11 @@ Result<> check_worlds(const Proposals& all) {
       return incompatible(fmt::format("rank {} runs on {}, rank {} on {}: all ranks need the same",
                                       p.first_rank, backend_name(p.backend), first.first_rank,
                                       backend_name(first.backend)));
+    if (p.elastic != first.elastic || p.generation != first.generation)
+      return incompatible(fmt::format(
+          "rank {} makes generation {} of {} group, rank {} generation {} of {}", p.first_rank,
+          p.generation, p.elastic != 0 ? "an elastic" : "a fixed", first.first_rank,
+          first.generation, first.elastic != 0 ? "an elastic one" : "a fixed one"));
   }
   return {};
 }
@@ -116,22 +121,22 @@ Result<> place_ranks(Agreement& agreement) {
   if (world == 0 || world > message::kMostRanks)
     return invalid_argument(
         fmt::format("world = {} must be 1 to {} ranks", world, message::kMostRanks));
-  constexpr std::uint32_t kNobody = ~std::uint32_t{0};
-  agreement.member_of_rank.assign(world, kNobody);
+  agreement.member_of_rank.assign(world, kVacant);
   for (std::uint32_t member = 0; member < agreement.members.size(); ++member)
     for (const message::ProposedRank& r : agreement.members[member].ranks) {
       if (r.rank >= world)
         return invalid_argument(fmt::format("rank {} of process {} is outside a world of {} ranks",
                                             r.rank, member, world));
       std::uint32_t& owner = agreement.member_of_rank[r.rank];
-      if (owner != kNobody)
+      if (owner != kVacant)
         return invalid_argument(
             fmt::format("rank {} is given twice: to process {} and process {} of {}", r.rank, owner,
                         member, agreement.members.size()));
       owner = member;
     }
+  if (agreement.members.front().elastic != 0) return {};
   for (std::uint32_t rank = 0; rank < world; ++rank)
-    if (agreement.member_of_rank[rank] == kNobody)
+    if (agreement.member_of_rank[rank] == kVacant)
       return invalid_argument(
           fmt::format("rank {} of a world of {} belongs to none of the {} "
                       "processes",
@@ -171,7 +176,7 @@ Result<> check_architectures(const Proposals& all) {
 
 Result<> choose_sharing(Agreement& agreement) {
   const Proposals& all = agreement.members;
-  if (all.size() == 1) return {};
+  if (all.size() == 1 && all.front().elastic == 0) return {};
   const auto elsewhere = std::find_if(
       all.begin(), all.end(), [&](const Proposal& p) { return p.host != all.front().host; });
   if (elsewhere == all.end()) {
@@ -202,6 +207,11 @@ std::string Agreement::ranks_of(std::uint32_t member) const {
   for (const message::ProposedRank& r : members[member].ranks)
     text += fmt::format("{}{}", text.empty() ? "" : ", ", r.rank);
   return (members[member].ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+std::uint64_t Agreement::token_of(std::uint32_t rank) const {
+  const std::uint32_t member = member_of_rank[rank];
+  return member == kVacant ? 0 : members[member].token;
 }
 
 Result<Agreement> agree(const std::vector<std::string>& parts) {

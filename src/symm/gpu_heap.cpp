@@ -4,7 +4,9 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <map>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "symm/gpu.hpp"
 
@@ -84,6 +86,30 @@ class GpuHeap final : public Heap {
     // The mapping keeps the memory; the handle may go.
     return map_at(rank, *imported);
   }
+  Result<> unmap(u32 rank) override {
+    for (const u64 offset : mapped_[rank])
+      CROSSDOCK_CHECK_OK(range_of(rank).unmap(offset));
+    mapped_[rank].clear();
+    return {};
+  }
+  // One granule of memory, mapped over and over.
+  Result<> vacate(u32 rank) override {
+    const cuda::Context& context = options_.local.front().second;
+    if (!sink_) {
+      auto made = cuda::Allocation::create(context, 1, {.sharing = cuda::Sharing::kNone});
+      if (!made.ok()) return window_error(std::move(made).error(), "vacate", rank, context);
+      sink_.emplace(std::move(made).value());
+    }
+    CROSSDOCK_CHECK_OK(unmap(rank));
+    const u64 offset = offset_of(rank);
+    for (u64 at = 0; at + sink_->bytes() <= stride_; at += sink_->bytes()) {
+      auto mapped = range_of(rank).map(offset + at, *sink_, ordinals_);
+      if (!mapped.ok()) return window_error(std::move(mapped).error(), "vacate", rank, context);
+      mapped_[rank].push_back(offset + at);
+    }
+    windows_[rank] = reinterpret_cast<u8*>(range_of(rank).address() + offset);
+    return {};
+  }
   u8* window(u32 rank) const override { return windows_[rank]; }
   i64 stride() const override { return options_.heap.at_stride ? static_cast<i64>(stride_) : 0; }
   Result<> clear(u32 rank, RankDevice& device, Deadline deadline) override {
@@ -107,13 +133,21 @@ class GpuHeap final : public Heap {
     return cuda::Allocation::import_fabric(context, fabric, handle.bytes);
   }
   Result<> map_at(u32 rank, const cuda::Allocation& allocation) {
-    cuda::AddressRange& range = options_.heap.at_stride ? ranges_[0] : ranges_[rank];
-    const u64 offset = options_.heap.at_stride ? stride_ * rank : 0;
+    CROSSDOCK_CHECK_OK(unmap(rank));
+    cuda::AddressRange& range = range_of(rank);
+    const u64 offset = offset_of(rank);
     auto mapped = range.map(offset, allocation, ordinals_);
     if (!mapped.ok())
       return window_error(std::move(mapped).error(), "map", rank, options_.local.front().second);
+    mapped_[rank].push_back(offset);
     windows_[rank] = reinterpret_cast<u8*>(range.address() + offset);
     return {};
+  }
+  cuda::AddressRange& range_of(u32 rank) {
+    return options_.heap.at_stride ? ranges_[0] : ranges_[rank];
+  }
+  [[nodiscard]] u64 offset_of(u32 rank) const {
+    return options_.heap.at_stride ? stride_ * rank : 0;
   }
 
   GpuHeapOptions options_;
@@ -121,6 +155,8 @@ class GpuHeap final : public Heap {
   u64 stride_ = 0;
   std::vector<int> ordinals_;
   std::vector<u8*> windows_;
+  std::map<u32, std::vector<u64>> mapped_;  // by rank: offsets in its range
+  std::optional<cuda::Allocation> sink_;
   // Ranges unmap before allocations are released.
   std::map<u32, cuda::Allocation> allocations_;
   std::vector<cuda::AddressRange> ranges_;

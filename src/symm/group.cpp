@@ -15,6 +15,21 @@ Result<std::unique_ptr<Group>> Group::create(const GroupOptions& options,
   return GroupBuilder(options, layout, driver).build();
 }
 
+Result<> Group::reform(Deadline deadline) {
+  if (!meeting_)
+    return invalid_argument(
+        "reform() of a group that is not elastic: create it with GroupOptions::place");
+  auto done = GroupBuilder(*this, deadline).reform();
+  broken_ = done.ok() ? nullptr : "a reform of this group failed: reform() it again, or destroy it";
+  return done;
+}
+
+Result<std::vector<u32>> Group::waiting_ranks(Deadline deadline) const {
+  if (!meeting_) return std::vector<u32>();
+  CROSSDOCK_TRY(ranks, meeting_->waiting(generation_, deadline));
+  return std::vector<u32>(ranks.begin(), ranks.end());
+}
+
 Group::~Group() = default;
 
 Rank& Group::rank(u32 r) const {
@@ -24,8 +39,7 @@ Rank& Group::rank(u32 r) const {
 }
 
 Result<> Group::check() const {
-  if (broken_)
-    return make_error(Code::kClosed, "a reset of this group failed: destroy it, create another");
+  if (broken_ != nullptr) return make_error(Code::kClosed, broken_);
   for (const auto& rank : ranks_)
     CROSSDOCK_CHECK_OK(rank->check());
   return {};
@@ -49,9 +63,11 @@ Result<> Group::reset_together(Deadline deadline) {
 }
 
 Result<> Group::reset(Deadline deadline) {
-  if (broken_) return check();
+  if (broken_ != nullptr) return check();
   auto done = reset_together(deadline);
-  broken_ = !done.ok();
+  if (!done.ok())
+    broken_ = meeting_ ? "a reset of this group failed: reform() it, or destroy it"
+                       : "a reset of this group failed: destroy it, create another";
   return done;
 }
 

@@ -16,6 +16,7 @@
 
 #include "cuda/driver.hpp"
 #include "symm/heap.hpp"
+#include "symm/meeting.hpp"
 #include "symm/rank.hpp"
 #include "symm/steps.hpp"
 #include "twin/launch.hpp"
@@ -44,6 +45,11 @@ class Group {
   // Ranks of this process, ascending.
   [[nodiscard]] std::span<const u32> local_ranks() const { return local_; }
   [[nodiscard]] bool all_local() const { return local_.size() == options_.world; }
+  // Elastic groups: how many times its processes have met, failed attempts included; and the ranks
+  // whose seats are vacant, ascending. Kernels have to leave those alone; what reaches their
+  // windows nevertheless is lost.
+  [[nodiscard]] u64 generation() const { return generation_; }
+  [[nodiscard]] std::span<const u32> vacant_ranks() const { return vacant_; }
   // Processes of the group, and which one this is.
   [[nodiscard]] u32 members() const { return steps_->members(); }
   [[nodiscard]] u32 member() const { return steps_->member(); }
@@ -61,6 +67,15 @@ class Group {
   // records of all ranks become zero. Collective among the processes. No kernel of the group may
   // run on the local ranks. After an error here the group is of no more use (kClosed).
   Result<> reset(Deadline deadline);
+  // Elastic groups: goes on with those who come: the processes that are left, which all call this,
+  // and new ones, which call create() for seats of those that are gone. Waits for them as
+  // MeetingPlace says. Then all is as after a reset, and the addresses of all windows are what they
+  // were; only the windows of ranks that have changed are mapped anew. No kernel of the group may
+  // run on the local ranks. After an error (all get one: a newcomer with other sizes, a process
+  // that died meanwhile, too few) the group is of no use until a reform() succeeds.
+  Result<> reform(Deadline deadline);
+  // Ranks of processes that wait to join: it takes a reform() of all to let them in.
+  Result<std::vector<u32>> waiting_ranks(Deadline deadline) const;
 
  private:
   friend class GroupBuilder;
@@ -72,7 +87,14 @@ class Group {
   GroupOptions options_;
   device::SymmetricLayout layout_;
   const cuda::Driver* driver_ = nullptr;
-  bool broken_ = false;
+  const char* broken_ = nullptr;  // what to do about it
+  // Elastic groups.
+  std::unique_ptr<Meeting> meeting_;
+  u64 generation_ = 0;
+  std::vector<u64> tokens_;  // [world] of what is mapped; 0: nothing
+  std::vector<u32> vacant_;
+  u64 stride_ = 0;  // the most a window may take
+  Sharing sharing_ = Sharing::kNone;
   std::unique_ptr<Steps> steps_;
   // Destroyed from the last to the first: ranks before the heap, the heap before the World.
   std::shared_ptr<twin::World> twin_;

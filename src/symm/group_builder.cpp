@@ -17,6 +17,9 @@ namespace {
 constexpr u32 kMaxWorld = message::kMostRanks;
 constexpr u64 kPage = 4096;
 
+// What is mapped where a rank is vacant; no process has it.
+constexpr u64 kVacantToken = ~u64{0};
+
 Result<> check_ranks(const GroupOptions& options) {
   std::set<u32> seen;
   for (const LocalRank& local : options.ranks) {
@@ -26,14 +29,20 @@ Result<> check_ranks(const GroupOptions& options) {
     if (!seen.insert(local.rank).second)
       return invalid_argument(fmt::format("rank {} is given twice in this process", local.rank));
   }
-  if (!options.exchange && !seen.empty() && seen.size() != options.world)
+  if (options.place && options.exchange)
+    return invalid_argument(
+        "GroupOptions has an exchange and a place: an elastic group makes its "
+        "own exchanges at its place");
+  if (options.place && seen.empty())
+    return invalid_argument("an elastic group needs this process's ranks in GroupOptions::ranks");
+  if (!options.exchange && !options.place && !seen.empty() && seen.size() != options.world)
     return invalid_argument(
         fmt::format("{} of {} ranks are in this process and there is no exchange: give one, so "
                     "that the others can be found",
                     seen.size(), options.world));
   if (options.exchange && seen.empty())
     return invalid_argument("with an exchange GroupOptions::ranks must name this process's ranks");
-  if (options.exchange && seen.size() > kMostSharedRanks)
+  if ((options.exchange || options.place) && seen.size() > kMostSharedRanks)
     return invalid_argument(fmt::format("{} ranks in one of several processes: at most {}",
                                         seen.size(), kMostSharedRanks));
   return {};
@@ -54,10 +63,12 @@ Result<std::shared_ptr<twin::World>> make_world(const GroupOptions& options, u64
 
 GroupBuilder::GroupBuilder(const GroupOptions& options, const device::SymmetricLayout& layout,
                            const cuda::Driver* driver)
-    : deadline_(Deadline::in(options.timeout)), group_(new Group(options, layout)) {
+    : deadline_(Deadline::in(options.timeout)),
+      made_(new Group(options, layout)),
+      group_(made_.get()) {
   group_->driver_ = driver;
   GroupOptions& own = group_->options_;
-  if (own.ranks.empty() && !own.exchange)
+  if (own.ranks.empty() && !own.exchange && !own.place)
     for (u32 r = 0; r < std::min(own.world, kMaxWorld); ++r)
       own.ranks.push_back({.rank = r, .device = static_cast<int>(r)});
   std::sort(own.ranks.begin(), own.ranks.end(),
@@ -104,7 +115,26 @@ Result<> GroupBuilder::open_devices() {
 Result<> GroupBuilder::begin() {
   CROSSDOCK_CHECK_OK(check_options());
   CROSSDOCK_CHECK_OK(open_devices());
-  if (group_->steps_->members() == 1) return {};
+  return group_->steps_->members() == 1 ? Result<>() : listen();
+}
+
+Result<> GroupBuilder::meet() {
+  if (!group_->meeting_) {
+    CROSSDOCK_TRY(meeting,
+                  Meeting::open(*group_->options_.place, group_->options_.world,
+                                {group_->local_.begin(), group_->local_.end()}, deadline_));
+    group_->meeting_ = std::make_unique<Meeting>(std::move(meeting));
+  }
+  const u64 first = group_->generation_ == 0 ? 0 : group_->generation_ + 1;
+  CROSSDOCK_TRY(roster, group_->meeting_->attend(first, deadline_));
+  roster_ = std::move(roster);
+  group_->generation_ = roster_.generation;
+  CROSSDOCK_TRY(exchange, group_->meeting_->exchange(roster_));
+  group_->steps_ = std::make_unique<Steps>(std::move(exchange));
+  return {};
+}
+
+Result<> GroupBuilder::listen() {
   CROSSDOCK_TRY(passing, WindowPassing::listen(group_->steps_->members()));
   passing_ = std::make_unique<WindowPassing>(std::move(passing));
   return {};
@@ -125,6 +155,11 @@ message::Proposal GroupBuilder::proposal(const Result<>& begun) const {
   }
   for (u32 i = 0; i < layout.count; ++i)
     p.areas.push_back({layout.areas[i].name, layout.areas[i].offset, layout.areas[i].bytes});
+  if (elastic()) {
+    p.elastic = 1;
+    p.generation = group_->generation_;
+    p.token = group_->meeting_->token();
+  }
   p.fabric = 1;
   for (std::size_t i = 0; i < options.ranks.size(); ++i) {
     message::ProposedRank rank{.rank = options.ranks[i].rank};
@@ -167,7 +202,29 @@ Result<> GroupBuilder::make_heap() {
   return {};
 }
 
+// The addresses stay; what is not mapped again is vacant.
+Result<> GroupBuilder::drop() {
+  if (!group_->heap_) return {};
+  const Agreement& agreement = group_->steps_->agreement();
+  if (agreement.sharing != group_->sharing_)
+    return make_error(Code::kUnsupported,
+                      "windows of this elastic group travelled in another way before: its "
+                      "processes have to stay on the hosts, and in the containers, it began with");
+  for (u32 rank = 0; rank < group_->world(); ++rank) {
+    u64& mapped = group_->tokens_[rank];
+    const u64 now = agreement.token_of(rank);
+    if (mapped == 0 || mapped == (now == 0 ? kVacantToken : now)) continue;
+    mapped = 0;
+    CROSSDOCK_CHECK_OK(group_->heap_->unmap(rank));
+  }
+  return {};
+}
+
 Result<> GroupBuilder::allocate() {
+  if (group_->heap_) return {};
+  fresh_ = true;
+  group_->sharing_ = group_->steps_->agreement().sharing;
+  group_->tokens_.assign(group_->world(), 0);
   CROSSDOCK_CHECK_OK(make_heap());
   for (std::size_t i = 0; i < group_->local_.size(); ++i) {
     current_rank_ = group_->local_[i];
@@ -202,19 +259,55 @@ Result<Descriptors> GroupBuilder::swap_descriptors() {
   return theirs;
 }
 
-Result<> GroupBuilder::map_windows(const std::vector<message::Outcome>& outcomes) {
-  CROSSDOCK_TRY(theirs, swap_descriptors());
-  const Agreement& agreement = group_->steps_->agreement();
-  const u32 member = group_->steps_->member();
+Result<> GroupBuilder::reserve(const std::vector<message::Outcome>& outcomes) {
   u64 stride = 0;
   for (const message::Outcome& outcome : outcomes)
     stride = std::max<u64>(stride, outcome.allocated_bytes);
   if (stride > 2 * kMaxWindowBytes)
     return make_error(Code::kCorrupt,
                       fmt::format("a process says a window takes {} bytes", stride));
+  if (!fresh_ && stride > group_->stride_)
+    return make_error(
+        Code::kIncompatible,
+        fmt::format("the window of a newcomer takes {} bytes on its GPU, and there is "
+                    "room for {}",
+                    stride, group_->stride_));
+  if (!fresh_) return {};
+  group_->stride_ = stride;
   CROSSDOCK_CHECK_OK(group_->heap_->reserve(stride));
-  for (const u32 rank : group_->local_)
+  for (const u32 rank : group_->local_) {
     CROSSDOCK_CHECK_OK(group_->heap_->map(rank, nullptr));
+    group_->tokens_[rank] = group_->steps_->agreement().token_of(rank);
+  }
+  return {};
+}
+
+// Unless it is mapped from before.
+Result<> GroupBuilder::map_peer(u32 rank, WindowHandle handle) {
+  const u64 token = group_->steps_->agreement().token_of(rank);
+  if (elastic() && group_->tokens_[rank] == token) return {};
+  CROSSDOCK_CHECK_OK(group_->heap_->map(rank, &handle));
+  group_->tokens_[rank] = token;
+  return {};
+}
+
+Result<> GroupBuilder::map_vacant() {
+  group_->vacant_.clear();
+  for (u32 rank = 0; rank < group_->world(); ++rank) {
+    if (group_->steps_->agreement().member_of_rank[rank] != kVacant) continue;
+    group_->vacant_.push_back(rank);
+    if (group_->tokens_[rank] == kVacantToken) continue;
+    CROSSDOCK_CHECK_OK(group_->heap_->vacate(rank));
+    group_->tokens_[rank] = kVacantToken;
+  }
+  return {};
+}
+
+Result<> GroupBuilder::map_windows(const std::vector<message::Outcome>& outcomes) {
+  CROSSDOCK_TRY(theirs, swap_descriptors());
+  const Agreement& agreement = group_->steps_->agreement();
+  const u32 member = group_->steps_->member();
+  CROSSDOCK_CHECK_OK(reserve(outcomes));
   for (u32 m = 0; m < outcomes.size(); ++m) {
     if (m == member) continue;
     for (const message::ProposedRank& peer : agreement.members[m].ranks) {
@@ -223,10 +316,10 @@ Result<> GroupBuilder::map_windows(const std::vector<message::Outcome>& outcomes
         handle.fd = std::move(fd->second);
       for (const message::SharedWindow& window : outcomes[m].windows)
         if (window.rank == peer.rank) handle.fabric = window.fabric;
-      CROSSDOCK_CHECK_OK(group_->heap_->map(peer.rank, &handle));
+      CROSSDOCK_CHECK_OK(map_peer(peer.rank, std::move(handle)));
     }
   }
-  return {};
+  return map_vacant();
 }
 
 Result<> GroupBuilder::map(const std::vector<message::Outcome>& outcomes) {
@@ -234,21 +327,22 @@ Result<> GroupBuilder::map(const std::vector<message::Outcome>& outcomes) {
   current_rank_ = group_->local_.front();
   CROSSDOCK_CHECK_OK(map_windows(outcomes));
   for (const auto& rank : group_->ranks_) {
+    if (!fresh_) break;  // all is where it was
     current_rank_ = rank->rank();
     CROSSDOCK_CHECK_OK(rank->look_at(*group_->heap_, table, deadline_));
   }
   return group_->clear(deadline_);
 }
 
-Result<std::unique_ptr<Group>> GroupBuilder::build() {
-  group_->steps_ = std::make_unique<Steps>(group_->options_.exchange);
+Result<> GroupBuilder::run(const Result<>& begun) {
   Steps& steps = *group_->steps_;
-  const Result<> begun = begin();
-  if (!begun.ok() && steps.members() == 1) return begun.error();
   const Result<> agreed = steps.propose(proposal(begun), deadline_);
   if (!begun.ok()) return begun.error();
   CROSSDOCK_CHECK_OK(agreed);
-
+  // Before newcomers allocate, who may need the memory of those that are gone.
+  if (elastic())
+    CROSSDOCK_CHECK_OK(
+        steps.conclude(drop(), current_rank_, "let go of old windows", {}, deadline_));
   Steps::Yield yield;
   Result<> allocated = allocate();
   if (allocated.ok()) allocated = share(yield);
@@ -256,7 +350,36 @@ Result<std::unique_ptr<Group>> GroupBuilder::build() {
                                          deadline_));
   const Result<> mapped = map(outcomes);
   CROSSDOCK_CHECK_OK(steps.conclude(mapped, current_rank_, "map all windows", {}, deadline_));
-  return std::move(group_);
+  if (elastic()) group_->meeting_->conclude(roster_, deadline_);
+  return {};
+}
+
+Result<std::unique_ptr<Group>> GroupBuilder::build() {
+  if (elastic()) {
+    // Nobody waits for a process that has not taken its seat.
+    CROSSDOCK_CHECK_OK(check_options());
+    CROSSDOCK_CHECK_OK(open_devices());
+    CROSSDOCK_CHECK_OK(meet());
+    CROSSDOCK_CHECK_OK(run(listen()));
+    return std::move(made_);
+  }
+  group_->steps_ = std::make_unique<Steps>(group_->options_.exchange);
+  const Result<> begun = begin();
+  if (!begun.ok() && group_->steps_->members() == 1) return begun.error();
+  CROSSDOCK_CHECK_OK(run(begun));
+  return std::move(made_);
+}
+
+// When it fails, nothing stays unmapped: a launch that nobody should make then waits in vain
+// instead of ending the context of its GPU.
+Result<> GroupBuilder::reform() {
+  CROSSDOCK_CHECK_OK(meet());
+  auto done = run(listen());
+  if (done.ok()) return done;
+  for (u32 rank = 0; rank < group_->world(); ++rank)
+    if (group_->tokens_[rank] == 0 && group_->heap_->vacate(rank).ok())
+      group_->tokens_[rank] = kVacantToken;
+  return done;
 }
 
 }  // namespace crossdock::symm

@@ -19,8 +19,18 @@ class GroupBuilder {
   GroupBuilder(const GroupOptions& options, const device::SymmetricLayout& layout,
                const cuda::Driver* driver);
   Result<std::unique_ptr<Group>> build();
+  // Of a group that exists, for reform().
+  GroupBuilder(Group& group, Deadline deadline)
+      : deadline_(deadline), group_(&group), current_rank_(group.local_.front()) {}
+  Result<> reform();
 
  private:
+  [[nodiscard]] bool elastic() const { return group_->options_.place.has_value(); }
+  // Elastic groups: who is there?
+  Result<> meet();
+  // All steps that others take part in.
+  Result<> run(const Result<>& begun);
+  Result<> listen();
   // What can be done without the others: check, open the GPUs, listen for windows.
   Result<> begin();
   Result<> check_options() const;
@@ -29,13 +39,21 @@ class GroupBuilder {
   // After the agreement.
   Result<> allocate();
   Result<> make_heap();
+  // Elastic groups: lets go of windows of processes that are gone.
+  Result<> drop();
   Result<> share(Steps::Yield& yield);
   Result<> map(const std::vector<message::Outcome>& outcomes);
   Result<Descriptors> swap_descriptors();
   Result<> map_windows(const std::vector<message::Outcome>& outcomes);
+  Result<> reserve(const std::vector<message::Outcome>& outcomes);
+  Result<> map_peer(u32 rank, WindowHandle handle);
+  Result<> map_vacant();
 
   Deadline deadline_;
-  std::unique_ptr<Group> group_;
+  std::unique_ptr<Group> made_;  // null: of a group that exists
+  Group* group_;
+  bool fresh_ = false;  // the heap has been made now
+  message::Roster roster_;
   std::unique_ptr<WindowPassing> passing_;
   Descriptors descriptors_;
   u32 current_rank_ = 0;  // what is being worked on, for errors

@@ -43,6 +43,11 @@ class Heap {
   virtual Result<> reserve(u64 stride) = 0;
   // `handle` null: a local rank.
   virtual Result<> map(u32 rank, const WindowHandle* handle) = 0;
+  // The window of another process is not looked at any more; its addresses stay reserved.
+  virtual Result<> unmap(u32 rank) = 0;
+  // Memory of no meaning where the window of a vacant rank would be, so that a stray access harms
+  // nobody. Takes little memory, however large windows are.
+  virtual Result<> vacate(u32 rank) = 0;
   // Where the window of `rank` is mapped; null before.
   [[nodiscard]] virtual u8* window(u32 rank) const = 0;
   [[nodiscard]] virtual i64 stride() const = 0;

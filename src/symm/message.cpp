@@ -11,7 +11,13 @@ using wire::Reader;
 using wire::Writer;
 
 constexpr std::uint32_t kMagic = 0x4d595358;  // "XSYM"
-enum class Kind : std::uint8_t { kProposal = 1, kOutcome = 2, kWindows = 3 };
+enum class Kind : std::uint8_t {
+  kProposal = 1,
+  kOutcome = 2,
+  kWindows = 3,
+  kAttendee = 4,
+  kRoster = 5
+};
 
 // The value as a Reader fills it or a Writer reads it.
 template <class Codec, class T>
@@ -73,6 +79,9 @@ void fields(Codec& c, Field<Codec, Proposal> p) {
   text<Codec>(c, "host", p.host);
   text<Codec>(c, "socket", p.socket);
   c.u8("fabric", p.fabric);
+  c.u8("elastic", p.elastic);
+  c.u64("generation", p.generation);
+  c.u64("token", p.token);
   failure<Codec>(c, p.failure);
 }
 
@@ -87,6 +96,30 @@ void fields(Codec& c, Field<Codec, Outcome> o) {
     c.string("fabric handle", window.fabric, kFabricBytes);
   });
   failure<Codec>(c, o.failure);
+}
+
+template <class Codec>
+void members(Codec& c, Field<Codec, Attendee> a) {
+  c.u64("token", a.token);
+  c.list("ranks", a.ranks, kMostRanks,
+         [&](Field<Codec, RosterRank> rank) { c.u32("rank", rank.rank); });
+  if (a.ranks.empty()) c.bad_value("ranks of a process", 0, kMostRanks);
+}
+
+template <class Codec>
+void fields(Codec& c, Field<Codec, Attendee> a) {
+  envelope(c, Kind::kAttendee);
+  members<Codec>(c, a);
+}
+
+template <class Codec>
+void fields(Codec& c, Field<Codec, Roster> r) {
+  envelope(c, Kind::kRoster);
+  c.u64("generation", r.generation);
+  c.u32("world", r.world);
+  c.list("attendees", r.attendees, kMostRanks,
+         [&](Field<Codec, Attendee> attendee) { members<Codec>(c, attendee); });
+  if (r.attendees.empty()) c.bad_value("processes of a roster", 0, kMostRanks);
 }
 
 // Ranks of Windows are bare numbers; the codec's lists hold structs.
@@ -126,6 +159,30 @@ Result<std::string> encode(const Windows& windows) {
   writer.list("ranks", ranks, kMostRanks, [&](const WindowRank& r) { writer.u32("rank", r.rank); });
   CROSSDOCK_CHECK_OK(writer.finish("windows of a symmetric group"));
   return std::string(wire::as_text(out));
+}
+
+Result<std::string> encode(const Attendee& attendee) {
+  return encode_as(attendee, "process at the meeting of a symmetric group");
+}
+
+Result<std::string> encode(const Roster& roster) {
+  return encode_as(roster, "roster of a symmetric group");
+}
+
+Result<Attendee> decode_attendee(std::string_view bytes) {
+  Reader reader(wire::as_bytes(bytes));
+  Attendee attendee;
+  fields<Reader>(reader, attendee);
+  CROSSDOCK_CHECK_OK(reader.finish("process at the meeting of a symmetric group"));
+  return attendee;
+}
+
+Result<Roster> decode_roster(std::string_view bytes) {
+  Reader reader(wire::as_bytes(bytes));
+  Roster roster;
+  fields<Reader>(reader, roster);
+  CROSSDOCK_CHECK_OK(reader.finish("roster of a symmetric group"));
+  return roster;
 }
 
 Result<Proposal> decode_proposal(std::string_view bytes) {

@@ -4,6 +4,8 @@
 //   Proposal   once, first: what each process asks for; agreement.hpp compares them
 //   Outcome    after each step: how it went, and what others need for the next one
 //   Windows    over a local socket, beside the descriptors of the sender's windows
+//   Attendee   elastic groups: who has taken a seat; meeting.hpp
+//   Roster     elastic groups: who makes a generation of the group
 //
 // Pure functions, any thread. Fuzzed by tests/fuzz/symm_messages.cpp.
 // SPDX-License-Identifier: Apache-2.0
@@ -21,7 +23,7 @@
 
 namespace crossdock::symm::message {
 
-inline constexpr std::uint16_t kProtocol = 1;
+inline constexpr std::uint16_t kProtocol = 2;
 // Limits of one message.
 inline constexpr std::uint32_t kMostRanks = 1024;
 inline constexpr std::uint32_t kMostAreas = 64;
@@ -61,9 +63,12 @@ struct Proposal {
   std::uint64_t window_bytes = 0;
   std::vector<Area> areas = {};
   std::vector<ProposedRank> ranks = {};
-  std::string host = {};    // equal on processes that can pass descriptors to each other
-  std::string socket = {};  // abstract name on which this process takes descriptors
-  std::uint8_t fabric = 0;  // 1: all its GPUs have fabric handles
+  std::string host = {};         // equal on processes that can pass descriptors to each other
+  std::string socket = {};       // abstract name on which this process takes descriptors
+  std::uint8_t fabric = 0;       // 1: all its GPUs have fabric handles
+  std::uint8_t elastic = 0;      // 1: seats may be vacant, and windows be kept from before
+  std::uint64_t generation = 0;  // of an elastic group
+  std::uint64_t token = 0;       // names the process and its windows
   std::optional<Failure> failure = {};
 };
 
@@ -87,13 +92,36 @@ struct Windows {
   std::vector<std::uint32_t> ranks = {};  // one descriptor each, in this order
 };
 
+struct RosterRank {
+  static constexpr std::size_t kMinEncodedBytes = 4;
+  std::uint32_t rank = 0;
+};
+
+// A process at a meeting; at least one rank.
+struct Attendee {
+  static constexpr std::size_t kMinEncodedBytes = 12;
+  std::uint64_t token = 0;
+  std::vector<RosterRank> ranks = {};
+};
+
+// Who is there, by their first ranks; at least one.
+struct Roster {
+  std::uint64_t generation = 0;
+  std::uint32_t world = 0;
+  std::vector<Attendee> attendees = {};
+};
+
 // Texts longer than kLongestText are cut.
 Result<std::string> encode(const Proposal& proposal);
 Result<std::string> encode(const Outcome& outcome);
 Result<std::string> encode(const Windows& windows);
+Result<std::string> encode(const Attendee& attendee);
+Result<std::string> encode(const Roster& roster);
 // Of a proposal with another protocol only the first three fields are filled.
 Result<Proposal> decode_proposal(std::string_view bytes);
 Result<Outcome> decode_outcome(std::string_view bytes);
 Result<Windows> decode_windows(std::string_view bytes);
+Result<Attendee> decode_attendee(std::string_view bytes);
+Result<Roster> decode_roster(std::string_view bytes);
 
 }  // namespace crossdock::symm::message

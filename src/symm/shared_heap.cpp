@@ -98,8 +98,7 @@ class SharedHeap final : public Heap {
   Result<> map(u32 rank, const WindowHandle* handle) override {
     const int fd = handle != nullptr ? handle->fd.get() : memory_.at(rank).fd();
     CROSSDOCK_CHECK_OK(check_file(fd, rank, file_bytes()));
-    u8* const place =
-        options_.at_stride ? ranges_[0].base() + stride_ * rank : ranges_[rank].base();
+    u8* const place = place_of(rank);
     void* const mapped =
         ::mmap(place, file_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
     if (mapped == MAP_FAILED)
@@ -107,6 +106,8 @@ class SharedHeap final : public Heap {
     windows_[rank] = place;
     return {};
   }
+  Result<> unmap(u32 rank) override { return cover(rank, PROT_NONE); }
+  Result<> vacate(u32 rank) override { return cover(rank, PROT_READ | PROT_WRITE); }
   u8* window(u32 rank) const override { return windows_[rank]; }
   i64 stride() const override { return options_.at_stride ? static_cast<i64>(stride_) : 0; }
   // Punches a hole, which reads as zeros and frees the memory behind it.
@@ -116,6 +117,18 @@ class SharedHeap final : public Heap {
   }
 
  private:
+  [[nodiscard]] u8* place_of(u32 rank) const {
+    return options_.at_stride ? ranges_[0].base() + stride_ * rank : ranges_[rank].base();
+  }
+  // Anonymous memory, of which only what is touched exists.
+  Result<> cover(u32 rank, int protection) {
+    void* const mapped = ::mmap(place_of(rank), file_bytes(), protection,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (mapped == MAP_FAILED)
+      return map_error(fmt::format("cover the window of rank {} ({} bytes)", rank, file_bytes()));
+    windows_[rank] = place_of(rank);
+    return {};
+  }
   u64 file_bytes() const { return device::round_up(options_.window_bytes, kPage); }
 
   HeapOptions options_;

@@ -24,6 +24,10 @@ class TwinHeap final : public Heap {
   }
   Result<> reserve(u64) override { return {}; }
   Result<> map(u32, const WindowHandle*) override { return {}; }
+  Result<> unmap(u32) override { return {}; }
+  Result<> vacate(u32) override {
+    return make_error(Code::kUnsupported, "the twin has all ranks of a group");
+  }
   u8* window(u32 rank) const override { return world_->heap(static_cast<int>(rank)); }
   i64 stride() const override { return static_cast<i64>(world_->heap_bytes()); }
   Result<> clear(u32 rank, RankDevice& device, Deadline deadline) override {

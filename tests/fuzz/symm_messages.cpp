@@ -24,6 +24,14 @@ void run(wire::Bytes input) {
     const auto bytes = message::encode(*windows);
     CROSSDOCK_FUZZ_REQUIRE(bytes.ok() && *bytes == text);
   }
+  if (const auto attendee = message::decode_attendee(text); attendee.ok()) {
+    const auto bytes = message::encode(*attendee);
+    CROSSDOCK_FUZZ_REQUIRE(bytes.ok() && *bytes == text && !attendee->ranks.empty());
+  }
+  if (const auto roster = message::decode_roster(text); roster.ok()) {
+    const auto bytes = message::encode(*roster);
+    CROSSDOCK_FUZZ_REQUIRE(bytes.ok() && *bytes == text && !roster->attendees.empty());
+  }
   (void)symm::agree({text});
   (void)symm::agree({text, text});
 }
@@ -36,9 +44,19 @@ Seeds seeds() {
   failed.failure = message::Failure{9, 1, "no memory"};
   message::Outcome outcome{.agreement = 7, .step = 1, .allocated_bytes = 1 << 21};
   outcome.windows = {{0, std::string(64, 'f')}};
-  return {message::encode(proposal).value(), message::encode(failed).value(),
+  message::Proposal elastic = proposal;
+  elastic.elastic = 1;
+  elastic.generation = 3;
+  elastic.token = 77;
+  const message::Attendee attendee{.token = 77, .ranks = {{0}, {1}}};
+  const message::Roster roster{.generation = 3, .world = 4, .attendees = {attendee}};
+  return {message::encode(proposal).value(),
+          message::encode(failed).value(),
+          message::encode(elastic).value(),
           message::encode(outcome).value(),
-          message::encode(message::Windows{7, 1, {2, 3}}).value()};
+          message::encode(message::Windows{7, 1, {2, 3}}).value(),
+          message::encode(attendee).value(),
+          message::encode(roster).value()};
 }
 
 CROSSDOCK_FUZZ_TARGET("symm_messages", run, seeds);

@@ -48,7 +48,10 @@ std::vector<std::string> to_arguments(const SymmWorkerOptions& o) {
           "cuda=" + o.cuda,
           "fake_bytes=" + n(o.fake_bytes),
           "visible=" + o.visible,
-          "cache=" + o.cache};
+          "cache=" + o.cache,
+          "elastic=" + n(o.elastic),
+          "fewest=" + n(o.fewest),
+          "settle_ms=" + n(o.settle_ms)};
 }
 
 SymmWorkerOptions from_arguments(int argc, char** argv) {
@@ -77,6 +80,9 @@ SymmWorkerOptions from_arguments(int argc, char** argv) {
   o.fake_bytes = static_cast<std::uint64_t>(number("fake_bytes"));
   o.visible = values["visible"];
   o.cache = values["cache"];
+  o.elastic = static_cast<int>(number("elastic"));
+  o.fewest = static_cast<std::uint32_t>(number("fewest"));
+  o.settle_ms = static_cast<std::uint32_t>(number("settle_ms"));
   return o;
 }
 
@@ -111,18 +117,27 @@ class Worker {
   }
 
   Result<> create() {
-    CROSSDOCK_TRY(exchange, open_store_exchange(o_.store, o_.name, {o_.member, o_.members},
+    std::shared_ptr<Exchange> exchange;
+    if (o_.elastic == 0) {
+      CROSSDOCK_TRY(opened, open_store_exchange(o_.store, o_.name, {o_.member, o_.members},
                                                 Deadline::in(std::chrono::seconds(30))));
+      exchange = stopping(std::move(opened), o_);
+    }
     CROSSDOCK_CHECK_OK(load_driver());
     if (o_.address_space != 0) {
       const rlimit limit{o_.address_space, o_.address_space};
       ::setrlimit(RLIMIT_AS, &limit);
     }
-    const GroupOptions options{.world = o_.world,
-                               .ranks = {{.rank = o_.rank, .device = o_.device}},
-                               .backend = o_.backend == "gpu" ? Backend::kGpu : Backend::kCpu,
-                               .exchange = stopping(std::move(exchange), o_),
-                               .timeout = std::chrono::milliseconds(o_.timeout_ms)};
+    GroupOptions options{.world = o_.world,
+                         .ranks = {{.rank = o_.rank, .device = o_.device}},
+                         .backend = o_.backend == "gpu" ? Backend::kGpu : Backend::kCpu,
+                         .exchange = std::move(exchange),
+                         .timeout = std::chrono::milliseconds(o_.timeout_ms)};
+    if (o_.elastic != 0)
+      options.place = MeetingPlace{.store = o_.store,
+                                   .name = o_.name,
+                                   .fewest = o_.fewest,
+                                   .settle = std::chrono::milliseconds(o_.settle_ms)};
     const std::uint64_t start = base::now_ns();
     CROSSDOCK_TRY(group, Group::create(options, layout_, driver_));
     created_ns_ = base::now_ns() - start;
@@ -144,6 +159,7 @@ class Worker {
     for (u32 peer = 0; peer < o_.world; ++peer) {
       u64 word = 0;
       CROSSDOCK_CHECK_OK(rank.read(&word, rank.at<u64>(data_ + 8 * peer), sizeof word, soon()));
+      if (is_vacant(peer) && word == 0) continue;
       if (word != 1000 * peer + o_.rank + 1)
         return make_error(Code::kCorrupt, "the word of rank " + std::to_string(peer) + " is " +
                                               std::to_string(word));
@@ -174,6 +190,25 @@ class Worker {
     return {};
   }
   Result<> reset(int ms) { return group_->reset(Deadline::in(std::chrono::milliseconds(ms))); }
+  Result<> reform(int ms) { return group_->reform(Deadline::in(std::chrono::milliseconds(ms))); }
+  [[nodiscard]] std::string vacant() const {
+    std::string text = "vacant";
+    for (const u32 rank : group_->vacant_ranks())
+      text += " " + std::to_string(rank);
+    return text;
+  }
+  [[nodiscard]] std::string waiting() const {
+    const auto ranks = group_->waiting_ranks(soon());
+    if (!ranks.ok()) return ranks.error().describe();
+    std::string text = "waiting";
+    for (const u32 rank : *ranks)
+      text += " " + std::to_string(rank);
+    return text;
+  }
+  [[nodiscard]] bool is_vacant(u32 rank) const {
+    const auto vacant = group_->vacant_ranks();
+    return std::find(vacant.begin(), vacant.end(), rank) != vacant.end();
+  }
   Result<> faults() { return group_->check(); }
   Result<> destroy() {
     kernel_.reset();
@@ -204,6 +239,7 @@ class Worker {
     if (command == "faults") return faults();
     if (command.starts_with("barrier ")) return barrier(static_cast<u32>(argument()));
     if (command.starts_with("reset ")) return reset(argument());
+    if (command.starts_with("reform ")) return reform(argument());
     return make_error(Code::kInvalidArgument, "unknown command " + command);
   }
 
@@ -256,6 +292,10 @@ int symm_worker_main(int argc, char** argv) {
   while (base::hear_parent(command)) {
     if (command == "use" || command == "created") {
       base::say_parent(command == "use" ? worker.use() : worker.created());
+      continue;
+    }
+    if (command == "vacant" || command == "waiting") {
+      base::say_parent(command == "vacant" ? worker.vacant() : worker.waiting());
       continue;
     }
     const Result<> result = worker.obey(command);

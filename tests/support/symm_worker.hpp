@@ -8,6 +8,9 @@
 //   barrier <n>     n barriers on the GPU, then look for faults
 //   faults          Group::check()
 //   reset <ms>      Group::reset()
+//   reform <ms>     Group::reform()
+//   vacant          "vacant <ranks>": seats that nobody has
+//   waiting         "waiting <ranks>": those that want to join
 //   destroy         forget the group
 //   use             "fds <n> threads <n>"; fake GPUs: and "live <objects>"
 //
@@ -44,6 +47,9 @@ struct SymmWorkerOptions {
   std::uint64_t fake_bytes = 0;     // memory of the fake GPUs
   std::string visible = {};         // CUDA_VISIBLE_DEVICES
   std::string cache = {};           // folder for compiled kernels
+  int elastic = 0;                  // 1: a group with a meeting place, `name` in `store`
+  std::uint32_t fewest = 0;         // of MeetingPlace
+  std::uint32_t settle_ms = 1000;
 };
 
 // In the child: obeys until stdin ends.

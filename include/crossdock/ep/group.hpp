@@ -260,6 +260,15 @@ class CROSSDOCK_API Group {
   // After a fault: collective, when no work of the group is left on any stream of this process.
   // Handles from before stay valid as memory only: calls refuse them.
   Result<> reset(Deadline deadline);
+  // Elastic groups (symm::GroupOptions::place): goes on with the processes that are left, which all
+  // call this when no work of the group is left on any stream, and with new ones, which call
+  // create() with the same options for the ranks of those that are gone. Else as reset(). After an
+  // error the group is of no use until a reform() succeeds.
+  Result<> reform(Deadline deadline);
+  // Ranks that no process has, ascending: no token may choose their experts.
+  [[nodiscard]] std::span<const std::uint32_t> vacant_ranks() const noexcept;
+  // Ranks of processes that wait for a reform() of all to let them in.
+  [[nodiscard]] Result<std::vector<std::uint32_t>> waiting_ranks(Deadline deadline) const;
   Result<Statistics> statistics(std::uint32_t rank, Deadline deadline) const;
   [[nodiscard]] Result<StatisticsMemory> statistics_memory(std::uint32_t rank) const;
 

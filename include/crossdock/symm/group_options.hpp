@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <crossdock/symm/exchange.hpp>
@@ -27,6 +29,21 @@ struct LocalRank {
   int device = -1;  // CUDA ordinal in this process; not used on the CPU
 };
 
+// Where the processes of an elastic group meet: at its creation, and again (Group::reform) when a
+// rank has gone or another wants to come. A seat is the place of a rank; who comes first has it.
+// The same for all processes, but for `settle`.
+struct MeetingPlace {
+  std::string store = {};  // URL: file://, tcp://, http://, inproc://
+  std::string name = {};   // of the group; used for one group in the life of the store
+  // The fewest ranks with which the group goes on, the other seats being vacant. 0: all of them.
+  // More than half of the world, unless the caller makes sure in another way that ranks that cannot
+  // see each other do not go on apart.
+  std::uint32_t fewest = 0;
+  // With `fewest`: how long a process waits for seats that nobody has taken, from the last one on
+  // that was. Longer than ranks take to notice that one of them is gone.
+  std::chrono::milliseconds settle{5'000};
+};
+
 struct GroupOptions {
   std::uint32_t world = 1;  // ranks in all, any number from 1 to 1024
   // The ranks of this process. Empty without an exchange: all of them, rank r on GPU r. With an
@@ -36,6 +53,9 @@ struct GroupOptions {
   Addressing addressing = Addressing::kStride;
   // Null: all ranks are in this process.
   std::shared_ptr<Exchange> exchange = nullptr;
+  // Instead of an exchange: an elastic group, whose ranks may leave and join while it exists. Not
+  // for kernels of the CPU backend.
+  std::optional<MeetingPlace> place = std::nullopt;
   // How long creating the group may take in all, waits for other processes included.
   std::chrono::milliseconds timeout{60'000};
   // CPU only: memory of each rank besides its window, and ranks on one "node" of the twin (0: all).

@@ -1,0 +1,154 @@
+// Elastic groups with processes played by threads, in host memory and on fake GPUs: what stays
+// where it was, what is mapped anew, what is refused, and that nothing is left behind.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <thread>
+
+#include "support/fake_cuda/fixture.hpp"
+#include "symm/group.hpp"
+
+namespace crossdock::symm {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Deadline soon() {
+  return Deadline::in(60s);
+}
+
+class Elastic : public crossdock::testing::FakeCudaTest {
+ protected:
+  GroupOptions options(u32 rank, u32 world, Backend backend, u32 fewest = 0) const {
+    return {.world = world,
+            .ranks = {{.rank = rank, .device = static_cast<int>(rank)}},
+            .backend = backend,
+            .place = MeetingPlace{
+                .store = "inproc://elastic",
+                .name = ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+                        std::to_string(static_cast<int>(backend)),
+                .fewest = fewest,
+                .settle = 300ms}};
+  }
+  static device::SymmetricLayout layout() {
+    device::SymmetricLayout layout;
+    (void)layout.add("data", 4096);
+    return layout;
+  }
+  // One call in a thread for each member; all of them succeed.
+  static void together(std::vector<std::function<Result<>()>> calls) {
+    std::vector<std::thread> threads;
+    for (auto& call : calls)
+      threads.emplace_back([&call] {
+        const auto done = call();
+        EXPECT_TRUE(done.ok()) << done.error().describe();
+      });
+    for (auto& thread : threads)
+      thread.join();
+  }
+  std::function<Result<>()> join(std::unique_ptr<Group>& group, const GroupOptions& o) const {
+    return [&group, o, driver = driver_]() -> Result<> {
+      CROSSDOCK_TRY(made, Group::create(o, layout(), driver));
+      group = std::move(made);
+      return {};
+    };
+  }
+  static std::function<Result<>()> again(Group& group) {
+    return [&group] { return group.reform(soon()); };
+  }
+};
+
+TEST_F(Elastic, SurvivorsKeepTheirAddressesAndSeeTheNewWindow) {
+  for (const Backend backend : {Backend::kCpu, Backend::kGpu}) {
+    std::unique_ptr<Group> a;
+    std::unique_ptr<Group> b;
+    together({join(a, options(0, 2, backend)), join(b, options(1, 2, backend))});
+    EXPECT_EQ(a->generation(), 1u);
+    u64* const own = a->rank(0).at<u64>(64);
+    u64* const of_peer = a->rank(0).at<u64>(64, 1);
+    *of_peer = 5;
+    EXPECT_EQ(*b->rank(1).at<u64>(64), 5u);
+    b.reset();
+    together({again(*a), join(b, options(1, 2, backend))});
+    EXPECT_EQ(a->generation(), 2u);
+    EXPECT_EQ(a->rank(0).at<u64>(64), own);
+    EXPECT_EQ(a->rank(0).at<u64>(64, 1), of_peer);
+    EXPECT_EQ(*of_peer, 0u);
+    *of_peer = 6;
+    EXPECT_EQ(*b->rank(1).at<u64>(64), 6u) << "the window of the new process";
+    *b->rank(1).at<u64>(64, 0) = 7;
+    EXPECT_EQ(*own, 7u);
+    together({[&] { return a->reset(soon()); }, [&] { return b->reset(soon()); }});
+    EXPECT_EQ(*own, 0u);
+  }
+}
+
+TEST_F(Elastic, AVacantSeatTakesWhatIsWrittenAndLittleMemory) {
+  for (const Backend backend : {Backend::kCpu, Backend::kGpu}) {
+    std::unique_ptr<Group> a;
+    std::unique_ptr<Group> b;
+    std::unique_ptr<Group> c;
+    together({join(a, options(0, 3, backend, 1)), join(b, options(1, 3, backend, 1)),
+              join(c, options(2, 3, backend, 1))});
+    const int allocations = fake_->live().allocations;
+    c.reset();
+    together({again(*a), again(*b)});
+    EXPECT_THAT(std::vector<u32>(a->vacant_ranks().begin(), a->vacant_ranks().end()),
+                ElementsAre(2));
+    *a->rank(0).at<u64>(4088, 2) = 9;
+    *a->rank(0).at<u64>(0, 2) = 9;
+    EXPECT_EQ(*a->rank(0).at<u64>(0), 0u);
+    EXPECT_EQ(*b->rank(1).at<u64>(0), 0u);
+    if (backend == Backend::kGpu) {
+      // Windows of 0 and 1 here and imported there, and a granule for each of both.
+      EXPECT_LT(fake_->live().allocations, allocations);
+    }
+    b.reset();
+    together({again(*a)});
+    EXPECT_THAT(std::vector<u32>(a->vacant_ranks().begin(), a->vacant_ranks().end()),
+                ElementsAre(1, 2));
+    together({again(*a), join(c, options(2, 3, backend, 1))});
+    *c->rank(2).at<u64>(8, 0) = 3;
+    EXPECT_EQ(*a->rank(0).at<u64>(8), 3u);
+  }
+}
+
+TEST_F(Elastic, AGroupWhoseResetFailedIsHealed) {
+  std::unique_ptr<Group> a;
+  std::unique_ptr<Group> b;
+  together({join(a, options(0, 2, Backend::kCpu)), join(b, options(1, 2, Backend::kCpu))});
+  b.reset();
+  EXPECT_EQ(a->reset(Deadline::in(100ms)).code(), Code::kDeadline);
+  ASSERT_EQ(a->check().code(), Code::kClosed);
+  EXPECT_THAT(a->check().error().message, HasSubstr("reform()"));
+  together({again(*a), join(b, options(1, 2, Backend::kCpu))});
+  EXPECT_TRUE(a->check().ok());
+}
+
+TEST_F(Elastic, WhatCannotBeIsRefused) {
+  const auto refused = [&](const GroupOptions& o, const char* text) {
+    const auto made = Group::create(o, layout(), driver_);
+    ASSERT_EQ(made.code(), Code::kInvalidArgument);
+    EXPECT_THAT(made.error().message, HasSubstr(text));
+  };
+  GroupOptions o = options(0, 2, Backend::kCpu, 3);
+  refused(o, "fewest = 3 ranks of a world of 2");
+  o = options(0, 2, Backend::kCpu);
+  o.ranks.clear();
+  refused(o, "needs this process's ranks");
+  o = options(0, 2, Backend::kCpu);
+  o.place->name.clear();
+  refused(o, "must have 1 to 256 bytes");
+  o = options(0, 2, Backend::kCpu);
+  o.exchange = make_exchange({0, 2}, [](std::string_view, Deadline) {
+                 return Result<std::vector<std::string>>(std::vector<std::string>());
+               }).value();
+  refused(o, "an exchange and a place");
+  const auto fixed = Group::create({.world = 2, .backend = Backend::kCpu}, layout()).value();
+  EXPECT_EQ(fixed->reform(soon()).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(fixed->vacant_ranks().empty());
+}
+
+}  // namespace
+}  // namespace crossdock::symm
