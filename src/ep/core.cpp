@@ -169,16 +169,21 @@ Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
                           .source_wait_ns = state->waits.as<std::uint64_t>()};
 }
 
-Result<> Core::reset(Deadline deadline) {
+// Before a reset or a reform: handles from before are refused, and windows will be zero.
+void Core::begin_anew() {
   ++generation_;
   for (RankState& state : ranks_)
     state.next_small = 0;
+}
+
+Result<> Core::reset(Deadline deadline) {
+  begin_anew();
   return group_->reset(deadline);
 }
 
 // Windows stay where they were, so all that was prepared holds.
 Result<> Core::reform(Deadline deadline) {
-  ++generation_;
+  begin_anew();
   return group_->reform(deadline);
 }
 

@@ -83,7 +83,7 @@ TEST(Agreement, NamesBothSidesOfADisagreement) {
        {"rank 1 has crossdock 0.2.0, rank 0 has 0.1.0: install one version"}},
       {[](Proposal& p) { p.protocol = 9; },
        Code::kIncompatible,
-       {"rank 1 speaks protocol 9", "rank 0 speaks 1"}},
+       {"rank 1 speaks protocol 9", "rank 0 speaks 2"}},
       {[](Proposal& p) { p.ranks[0].device = "GPU-0"; },
        Code::kInvalidArgument,
        {"rank 0 and rank 1 are on the same GPU, GPU-0"}},
@@ -102,6 +102,12 @@ TEST(Agreement, NamesBothSidesOfADisagreement) {
       {[](Proposal& p) { p.host = "host-b"; },
        Code::kUnsupported,
        {"rank 1 is not on the host of rank 0", "host-b; host-a", "fabric handles"}},
+      {[](Proposal& p) { p.elastic = 1; },
+       Code::kIncompatible,
+       {"rank 1 makes generation 0 of an elastic group, rank 0 generation 0 of a fixed one"}},
+      {[](Proposal& p) { p.generation = 4; },
+       Code::kIncompatible,
+       {"rank 1 makes generation 4 of a fixed group"}},
       {[](Proposal& p) { p.failure = message::Failure{9, 1, "no memory for it"}; },
        Code::kNoMemory,
        {"rank 1 failed: no memory for it"}},
@@ -139,10 +145,25 @@ TEST(Agreement, SomethingElseThanAProposalIsNamed) {
   }
   // What a newer protocol has after the common fields is not read.
   Proposal newer = proposal(1, 2);
-  newer.protocol = 2;
+  newer.protocol = message::kProtocol + 1;
   const auto verdict =
       agree({message::encode(proposal(0, 2)).value(), message::encode(newer).value() + "and more"});
-  EXPECT_THAT(verdict.error().message, HasSubstr("speaks protocol 2"));
+  EXPECT_THAT(verdict.error().message, HasSubstr("speaks protocol 3"));
+}
+
+TEST(Agreement, SeatsOfElasticGroupsMayBeVacant) {
+  Proposal a = proposal(0, 3);
+  Proposal b = proposal(2, 3);
+  a.elastic = b.elastic = 1;
+  a.generation = b.generation = 5;
+  a.token = 70;
+  b.token = 72;
+  const auto agreement = agree_on({a, b});
+  ASSERT_TRUE(agreement.ok()) << agreement.error().describe();
+  EXPECT_EQ(agreement->member_of_rank, (std::vector<std::uint32_t>{0, kVacant, 1}));
+  EXPECT_EQ(agreement->token_of(2), 72u);
+  EXPECT_EQ(agreement->token_of(1), 0u);
+  EXPECT_EQ(agree_on({a})->sharing, Sharing::kDescriptor) << "others may come later";
 }
 
 TEST(Agreement, WorldsOutsideTheLimitsAreRefused) {
@@ -167,6 +188,14 @@ TEST(Messages, SurviveTheWayThere) {
   const auto windows =
       message::decode_windows(message::encode(message::Windows{9, 1, {3, 5}}).value()).value();
   EXPECT_EQ(windows.ranks, (std::vector<std::uint32_t>{3, 5}));
+  const message::Attendee attendee{.token = 7, .ranks = {{2}, {4}}};
+  EXPECT_EQ(message::decode_attendee(message::encode(attendee).value())->ranks[1].rank, 4u);
+  const message::Roster roster{.generation = 3, .world = 5, .attendees = {attendee}};
+  const auto listed = message::decode_roster(message::encode(roster).value()).value();
+  EXPECT_EQ(listed.generation, 3u);
+  EXPECT_EQ(listed.attendees[0].token, 7u);
+  EXPECT_FALSE(message::encode(message::Roster{.generation = 3, .world = 5}).ok()) << "nobody";
+  EXPECT_FALSE(message::encode(message::Attendee{.token = 7}).ok()) << "of no rank";
 }
 
 }  // namespace
