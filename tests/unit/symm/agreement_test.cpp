@@ -102,12 +102,6 @@ TEST(Agreement, NamesBothSidesOfADisagreement) {
       {[](Proposal& p) { p.host = "host-b"; },
        Code::kUnsupported,
        {"rank 1 is not on the host of rank 0", "host-b; host-a", "fabric handles"}},
-      {[](Proposal& p) { p.elastic = 1; },
-       Code::kIncompatible,
-       {"rank 1 makes generation 0 of an elastic group, rank 0 generation 0 of a fixed one"}},
-      {[](Proposal& p) { p.generation = 4; },
-       Code::kIncompatible,
-       {"rank 1 makes generation 4 of a fixed group"}},
       {[](Proposal& p) { p.failure = message::Failure{9, 1, "no memory for it"}; },
        Code::kNoMemory,
        {"rank 1 failed: no memory for it"}},
@@ -164,6 +158,13 @@ TEST(Agreement, SeatsOfElasticGroupsMayBeVacant) {
   EXPECT_EQ(agreement->token_of(2), 72u);
   EXPECT_EQ(agreement->token_of(1), 0u);
   EXPECT_EQ(agree_on({a})->sharing, Sharing::kDescriptor) << "others may come later";
+  b.generation = 4;
+  const auto older = agree_on({a, b});
+  ASSERT_EQ(older.code(), Code::kIncompatible);
+  EXPECT_THAT(older.error().message,
+              HasSubstr("rank 2 makes generation 4 of an elastic group, rank 0 generation 5 of"));
+  EXPECT_THAT(disagree([](Proposal& p) { p.elastic = 1; }).error().message,
+              HasSubstr("rank 0 generation 0 of a fixed one"));
 }
 
 TEST(Agreement, WorldsOutsideTheLimitsAreRefused) {
