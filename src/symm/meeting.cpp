@@ -75,7 +75,7 @@ Error too_late(std::uint64_t generation, const std::string& name) {
 }  // namespace
 
 Result<Meeting> Meeting::open(const MeetingPlace& place, std::uint32_t world,
-                              std::vector<std::uint32_t> ranks, Deadline deadline) {
+                              const std::vector<std::uint32_t>& ranks, Deadline deadline) {
   if (place.name.empty() || place.name.size() > 256)
     return invalid_argument(fmt::format(
         "the name of an elastic group must have 1 to 256 bytes, not {}", place.name.size()));

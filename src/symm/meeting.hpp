@@ -32,7 +32,7 @@ class Meeting {
  public:
   // `ranks`: of this process, ascending.
   static Result<Meeting> open(const MeetingPlace& place, std::uint32_t world,
-                              std::vector<std::uint32_t> ranks, Deadline deadline);
+                              const std::vector<std::uint32_t>& ranks, Deadline deadline);
 
   [[nodiscard]] std::uint64_t token() const { return self_.token; }
 

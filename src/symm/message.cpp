@@ -154,6 +154,7 @@ Result<std::string> encode(const Windows& windows) {
   writer.u64("agreement", windows.agreement);
   writer.u32("member", windows.member);
   std::vector<WindowRank> ranks;
+  ranks.reserve(windows.ranks.size());
   for (const std::uint32_t rank : windows.ranks)
     ranks.push_back({rank});
   writer.list("ranks", ranks, kMostRanks, [&](const WindowRank& r) { writer.u32("rank", r.rank); });
