@@ -67,7 +67,7 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   CROSSDOCK_TRY(state, find(r));
   CROSSDOCK_CHECK_OK(check_tokens(r, t, how));
   CROSSDOCK_TRY(small, takes_small(t, how));
-  if (small) return dispatch_small(*state, t, stream);
+  if (small) return dispatch_small(*state, t, {most_tokens(how), true}, stream);
   CROSSDOCK_TRY(like, reused(r, t, how));
   const auto geometry = device::EpTokens::make(t.count, dispatch_blocks_[r]);
   CROSSDOCK_TRY(variant, choose(t, geometry.groups));
@@ -100,17 +100,47 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, variant->kernel, launch_shape, p));
   CROSSDOCK_CHECK_OK(copy_out(*state, placement, p, like, launch_shape));
   const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
-  return make_handle(*state, placement, {p.tokens, p.output, p.result, weights, 0});
+  return make_handle(*state, placement, {p.tokens, p.output, p.result, weights, p.stride});
 }
 
 Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream) {
-  CROSSDOCK_TRY(own_state, own(handle, "combine"));
-  const Handle::State& h = *own_state;
+  CROSSDOCK_TRY(h, own_received(handle, "combine"));
+  return combine_halves(*h, c, Halves::kBoth, stream);
+}
+Result<> Core::combine_send(const Handle& handle, StreamPtr stream) {
+  CROSSDOCK_TRY(h, own_received(handle, "combine_send"));
+  return combine_halves(*h, {}, Halves::kTell, stream);
+}
+Result<> Core::combine_receive(const Handle& handle, const Combined& c, StreamPtr stream) {
+  CROSSDOCK_TRY(h, own_received(handle, "combine_receive"));
+  return combine_halves(*h, c, Halves::kAdd, stream);
+}
+
+// The halves of a combine come in turns.
+Result<> Core::take_turn(Handle::State& h, Halves halves) const {
+  const bool pushes = h.placement.slot->kind != SlotKind::kSmall && window_.pushes;
+  if (halves != Halves::kBoth && pushes)
+    return invalid_argument(
+        "ep combine: a combine by push has no halves: make the group with combine = kPull");
+  if (halves == Halves::kAdd && !h.told)
+    return invalid_argument("ep combine_receive: nothing has been told: call combine_send() first");
+  if (halves != Halves::kAdd && h.told)
+    return invalid_argument(
+        "ep combine: a combine_send() of this handle waits for its combine_receive(): call it "
+        "first");
+  return {};
+}
+
+Result<> Core::combine_halves(Handle::State& h, const Combined& c, Halves halves,
+                              StreamPtr stream) {
+  CROSSDOCK_CHECK_OK(take_turn(h, halves));
   CROSSDOCK_TRY(state, find(h.rank));
   const u64 dense = u64{options_.hidden} * 2;
   const bool small = h.placement.slot->kind == SlotKind::kSmall;
   device::EpCombineParams p =
       small ? state->small[h.slot - options_.slots].combine : state->combine;
+  p.tells = halves != Halves::kAdd;
+  p.adds = halves != Halves::kTell;
   p.output.rows = static_cast<u8*>(c.rows);
   p.output.row_stride = or_dense(c.row_stride, dense);
   p.output.weights = c.weights;
@@ -118,16 +148,22 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
     p.output.bias[i] = static_cast<const u8*>(c.bias[i]);
     p.output.bias_stride[i] = or_dense(c.bias_stride[i], dense);
   }
-  CROSSDOCK_CHECK_OK(check_combined(h, p.output));
+  if (p.adds) CROSSDOCK_CHECK_OK(check_combined(h, p.output));
+  if (!p.adds && h.input.rows == nullptr)
+    return invalid_argument("ep combine_send: the dispatch was given an output and no input");
   CROSSDOCK_CHECK_OK(check_experts(h, c.experts));
+  if (!p.tells && (c.experts.rows != nullptr || c.experts.weights != nullptr))
+    return invalid_argument(
+        "ep combine_receive: combine_send() has told the others to read expert_input(): leave "
+        "Combined::experts empty");
   p.tokens = h.tokens;
   p.routes = state->slots[h.slot]->routes();
   p.input_offset = h.placement.input_offset;
   p.slot = h.placement.input_slot;
   p.source_ends = state->slots[h.slot]->source_ends();
   const device::EpCombineConfig config = combine_variant(!small && window_.pushes);
-  const u32 blocks = combine_blocks_[h.rank];
-  const u32 warps = (blocks - p.send_blocks) * config.warps;
+  const u32 blocks = p.adds ? combine_blocks_[h.rank] : 1;
+  const u32 warps = (combine_blocks_[h.rank] - p.send_blocks) * config.warps;
   const u32 tokens = std::max(h.tokens.tokens, 1u);
   const bool whole = whole_tokens(tokens, warps);
   p.parts = device::EpParts::make(config.stage_bytes, options_.hidden * 2,
@@ -136,13 +172,20 @@ Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream
   if (!whole) p.parts.per_ticket = 1;
   std::optional<cuda::Stream> kept;
   const symm::Rank& rank = group_->rank(h.rank);
+  if (h.packets) {
+    CROSSDOCK_CHECK_OK(combine_packets(h, p, stream));
+    h.told = halves == Halves::kTell;
+    return {};
+  }
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
   // A plane that the caller has elsewhere is copied from there; those of a copy always are.
   ExpertInput from = h.copied() ? h.input : ExpertInput{};
   if (c.experts.rows != nullptr) from.rows = const_cast<void*>(c.experts.rows);
   if (c.experts.weights != nullptr) from.weights = const_cast<float*>(c.experts.weights);
-  CROSSDOCK_CHECK_OK(copy_in(*state, h, from, launch_shape));
-  return launcher_->launch(rank, small ? *small_combine_ : *combine_, launch_shape, p);
+  if (p.tells) CROSSDOCK_CHECK_OK(copy_in(*state, h, from, launch_shape));
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, small ? *small_combine_ : *combine_, launch_shape, p));
+  h.told = halves == Halves::kTell;
+  return {};
 }
 
 }  // namespace crossdock::ep

@@ -81,6 +81,8 @@ Result<> Core::prepare_kernels(Deadline deadline) {
                                .shared_bytes = device::ep_combine_shared(combine).bytes};
   CROSSDOCK_TRY(kernel, launcher_->prepare(combine_kernel(window_.pushes), block, deadline));
   combine_.emplace(std::move(kernel));
+  CROSSDOCK_TRY(mask, launcher_->prepare(mask_kernel(), {.threads = device::kWarpSize}, deadline));
+  mask_.emplace(std::move(mask));
   CROSSDOCK_TRY(copy, launcher_->prepare(copy_rows_kernel(), {.threads = kCopyThreads}, deadline));
   copy_rows_.emplace(std::move(copy));
   CROSSDOCK_CHECK_OK(prepare_small(deadline));
@@ -93,9 +95,11 @@ Result<> Core::prepare_rank(u32 r) {
   RankState state;
   state.rank = r;
   CROSSDOCK_TRY(kept, rank.allocate_state(sizeof(device::EpState)));
-  CROSSDOCK_TRY(previous, rank.allocate_state(2 * experts * 4));
+  CROSSDOCK_TRY(previous, rank.allocate_state(2 * experts * window_.areas.total_sources * 4));
   state.state = std::move(kept);
   state.previous = std::move(previous);
+  CROSSDOCK_TRY(mask, rank.allocate_state(sizeof(device::EpMask)));
+  state.mask = std::move(mask);
   if (options_.statistics) {
     CROSSDOCK_TRY(selections, rank.allocate(experts * 8));
     CROSSDOCK_TRY(waits, rank.allocate(u64{window_.world} * 8));
@@ -114,6 +118,10 @@ Result<> Core::prepare_rank(u32 r) {
   d.input.top_k = options_.top_k;
   d.statistics = {state.selections.as<u64>(), state.waits.as<u64>()};
   d.state = state.state.as<device::EpState>();
+  if (options_.masks) {
+    d.masking = {state.mask.as<device::EpMask>(), options_.mask_late};
+    d.stride = options_.max_tokens;
+  }
   d.expert_previous = state.previous.as<u32>();
   d.most_blocks = window_.areas.most_blocks;
   device::EpCombineParams& c = state.combine;
@@ -128,6 +136,7 @@ Result<> Core::prepare_rank(u32 r) {
         device::EpParts::make(combine_variant(true).send_stage_bytes, options_.hidden * 2, 1);
   c.top_k = options_.top_k;
   c.state = d.state;
+  c.masking = d.masking;
   for (u32 peer = 0; peer < window_.world; ++peer) {
     d.source_blocks[peer] = static_cast<u8>(dispatch_blocks_[peer]);
     c.source_blocks[peer] = static_cast<u8>(combine_blocks_[peer]);

@@ -35,6 +35,7 @@ struct RankState {
   symm::LocalMemory previous;  // [2][most experts]
   symm::LocalMemory selections;
   symm::LocalMemory waits;
+  symm::LocalMemory mask;  // EpMask
   SlotLayout layout;
   SlotLayout small_layout;
   // Those of the window first, then small ones. Slots are never taken away, so that a copy is made
@@ -72,6 +73,20 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<Handle> dispatch(u32 rank, const Tokens& tokens, const DispatchOptions& how,
                           StreamPtr stream);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream);
+  Result<Handle> dispatch_send(u32 rank, const Tokens& tokens, const DispatchOptions& how,
+                               StreamPtr stream);
+  Result<> dispatch_receive(const Handle& handle, StreamPtr stream);
+  Result<> combine_send(const Handle& handle, StreamPtr stream);
+  Result<> combine_receive(const Handle& handle, const Combined& combined, StreamPtr stream);
+  struct MaskChange {
+    u32 set = 0;
+    u32 clear = 0;
+    device::i32* told = nullptr;
+  };
+  Result<> mask(u32 rank, u32 peer, bool masked, StreamPtr stream);
+  Result<> change_mask(u32 rank, const MaskChange& change, StreamPtr stream);
+  Result<> read_mask(u32 rank, std::int32_t* told, StreamPtr stream);
+  Result<u32> masked(u32 rank, Deadline deadline);
   Result<Grouped> group_rows(const Handle& handle, StreamPtr stream);
   Result<> expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream);
   Result<> reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream);
@@ -118,8 +133,24 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> prepare_small(Deadline deadline);
   Result<> prepare_small_rank(RankState& state);
   Result<bool> takes_small(const Tokens& tokens, const DispatchOptions& how) const;
-  Result<const SmallVariant*> choose_small(const Tokens& tokens) const;
-  Result<Handle> dispatch_small(RankState& state, const Tokens& tokens, StreamPtr stream);
+  Result<const SmallVariant*> choose_small(u32 row_bytes, bool cast, u32 tokens) const;
+  // The most tokens of any rank in a call.
+  [[nodiscard]] u32 most_tokens(const DispatchOptions& how) const;
+  struct SmallCall {
+    u32 most;
+    bool receives;
+  };
+  Result<Handle> dispatch_small(RankState& state, const Tokens& tokens, const SmallCall& call,
+                                StreamPtr stream);
+  Result<> launch_small(const device::EpSmallParams& params, const Handle::State& handle,
+                        StreamPtr stream);
+  // ---- packets.cpp
+  Result<> prepare_packets(Deadline deadline);
+  [[nodiscard]] bool in_packets(u32 most) const;
+  Result<> launch_packets(const device::EpSmallParams& params, const Handle::State& handle,
+                          StreamPtr stream);
+  Result<> combine_packets(const Handle::State& handle, const device::EpCombineParams& params,
+                           StreamPtr stream);
   // ---- slots.cpp
   Result<> add_host_words(RankState& state, Slot& slot) const;
   Result<u32> add_slot(RankState& state, SlotKind kind, symm::LocalMemory memory) const;
@@ -139,6 +170,12 @@ class Core : public std::enable_shared_from_this<Core> {
   // ---- calls.cpp, placement.cpp
   Result<RankState*> find(u32 rank);
   Result<Handle::State*> own(const Handle& handle, const char* call) const;
+  // As own(), and its rows have been received.
+  Result<Handle::State*> own_received(const Handle& handle, const char* call) const;
+  enum class Halves { kBoth, kTell, kAdd };
+  Result<> combine_halves(Handle::State& handle, const Combined& combined, Halves halves,
+                          StreamPtr stream);
+  Result<> take_turn(Handle::State& handle, Halves halves) const;
   Result<const Handle::State*> reused(u32 rank, const Tokens& tokens,
                                       const DispatchOptions& how) const;
   Result<Placement> place(RankState& state, const Tokens& tokens, const DispatchOptions& how,
@@ -182,6 +219,9 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
   std::vector<SmallVariant> small_variants_;
   std::optional<symm::Prepared<device::EpCombineParams>> small_combine_;
+  std::optional<symm::Prepared<device::EpMaskParams>> mask_;
+  std::optional<symm::Prepared<device::EpPacketParams>> packets_[2];  // without and with a cast
+  std::optional<symm::Prepared<device::EpPacketCombineParams>> packet_combine_;
   std::optional<symm::Prepared<device::EpGroupRowsParams>> group_rows_;
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;

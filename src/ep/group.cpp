@@ -114,6 +114,31 @@ Result<> Group::expand_rows(const Handle& handle, const Expanded& to, StreamPtr 
 Result<> Group::combine(const Handle& handle, const Combined& combined, StreamPtr stream) {
   return core_->combine(handle, combined, stream);
 }
+Result<Handle> Group::dispatch_send(std::uint32_t rank, const Tokens& tokens,
+                                    const DispatchOptions& how, StreamPtr stream) {
+  return core_->dispatch_send(rank, tokens, how, stream);
+}
+Result<> Group::dispatch_receive(const Handle& handle, StreamPtr stream) {
+  return core_->dispatch_receive(handle, stream);
+}
+Result<> Group::combine_send(const Handle& handle, StreamPtr stream) {
+  return core_->combine_send(handle, stream);
+}
+Result<> Group::combine_receive(const Handle& handle, const Combined& combined, StreamPtr stream) {
+  return core_->combine_receive(handle, combined, stream);
+}
+Result<> Group::mask(std::uint32_t rank, std::uint32_t peer, bool masked, StreamPtr stream) {
+  return core_->mask(rank, peer, masked, stream);
+}
+Result<> Group::clear_mask(std::uint32_t rank, StreamPtr stream) {
+  return core_->change_mask(rank, {.clear = ~0u}, stream);
+}
+Result<> Group::read_mask(std::uint32_t rank, std::int32_t* told, StreamPtr stream) {
+  return core_->read_mask(rank, told, stream);
+}
+Result<std::uint32_t> Group::masked(std::uint32_t rank, Deadline deadline) const {
+  return core_->masked(rank, deadline);
+}
 Result<> Group::synchronize(Deadline deadline) {
   return core_->launcher().synchronize(deadline);
 }

@@ -38,7 +38,7 @@ device::EpArrived Core::arrived_of(const Handle& handle) const {
 }
 
 Result<Slot*> Core::grouped_slot(const Handle& handle, const char* call) {
-  CROSSDOCK_TRY(h, own(handle, call));
+  CROSSDOCK_TRY(h, own_received(handle, call));
   if (options_.expert_alignment == 0)
     return invalid_argument(fmt::format(
         "ep {}: the group was made with expert_alignment = 0: give it the alignment of the rows",

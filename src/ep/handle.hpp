@@ -21,6 +21,15 @@ struct Handle::State {
   const u64* host_experts = nullptr;
   Placement placement;
   bool weights = false;  // have been delivered
+  bool arrived = true;   // false between the halves of a dispatch
+  bool told = false;     // true between the halves of a combine
+  // For the second half of a small dispatch, beside what the slot's parameters say.
+  device::EpOutputLayout output{};
+  device::EpDispatchResult result{};
+  u32 input_row_bytes = 0;
+  bool cast = false;
+  bool packets = false;
+  u32 most_tokens = 0;  // of any rank, in this call
   Received received;
   ExpertInput input;
 

@@ -27,10 +27,22 @@ Result<Handle::State*> Core::own(const Handle& handle, const char* call) const {
   return h;
 }
 
+Result<Handle::State*> Core::own_received(const Handle& handle, const char* call) const {
+  CROSSDOCK_TRY(h, own(handle, call));
+  if (!h->arrived)
+    return invalid_argument(fmt::format(
+        "ep {}: the rows of the handle have only been sent: call dispatch_receive() first", call));
+  return h;
+}
+
 Result<const Handle::State*> Core::reused(u32 rank, const Tokens& t,
                                           const DispatchOptions& how) const {
   if (how.routing == nullptr) return static_cast<const Handle::State*>(nullptr);
-  CROSSDOCK_TRY(h, own(*how.routing, "dispatch with a routing"));
+  CROSSDOCK_TRY(h, own_received(*how.routing, "dispatch with a routing"));
+  if (h->placement.slot->kind == SlotKind::kSmall)
+    return invalid_argument(
+        "ep dispatch: the routing is of a dispatch on the small path, which places rows otherwise: "
+        "dispatch with ids");
   if (h->rank != rank)
     return invalid_argument(
         fmt::format("ep dispatch: the routing is of rank {}, and this is a dispatch of rank {}: "
@@ -165,7 +177,8 @@ device::EpFree Core::free_of(const RankState& state, const Placement& placement)
   const device::EpState* const kept = state.combine.state;
   const bool known = placement.input_slot != device::kNoSlot;
   return {.pulled = window_.areas.pulled,
-          .at = known ? kept->free_at[placement.input_slot] : kept->pulled};
+          .at = known ? kept->free_at[placement.input_slot] : kept->pulled,
+          .masking = state.combine.masking};
 }
 
 // Before a combine: what the experts have made of the rows, to where peers can read it.

@@ -29,7 +29,7 @@ Result<> Core::prepare_small(Deadline deadline) {
                                     .shared_bytes = device::ep_combine_shared(combine).bytes},
                                    deadline));
   small_combine_.emplace(std::move(kernel));
-  return {};
+  return prepare_packets(deadline);
 }
 
 Result<> Core::prepare_small_rank(RankState& state) {
@@ -52,6 +52,7 @@ Result<> Core::prepare_small_rank(RankState& state) {
     d.output_offset = window_.small_output(index);
     d.statistics = state.dispatch.statistics;
     d.state = slot.state.as<device::EpSmallState>();
+    d.masking = state.combine.masking;
     device::EpCombineParams& c = slot.combine;
     c = state.combine;
     c.areas = {};
@@ -66,8 +67,12 @@ Result<> Core::prepare_small_rank(RankState& state) {
   return {};
 }
 
+u32 Core::most_tokens(const DispatchOptions& how) const {
+  return how.most_tokens != 0 ? how.most_tokens : options_.max_tokens;
+}
+
 Result<bool> Core::takes_small(const Tokens& t, const DispatchOptions& how) const {
-  const u32 most = how.most_tokens != 0 ? how.most_tokens : options_.max_tokens;
+  const u32 most = most_tokens(how);
   if (t.count > most)
     return invalid_argument(
         fmt::format("ep dispatch: {} tokens are more than most_tokens = {}, the most of any rank",
@@ -87,31 +92,41 @@ Result<bool> Core::takes_small(const Tokens& t, const DispatchOptions& how) cons
   return true;
 }
 
-Result<const Core::SmallVariant*> Core::choose_small(const Tokens& t) const {
+Result<const Core::SmallVariant*> Core::choose_small(u32 row_bytes, bool cast, u32 tokens) const {
   for (const SmallVariant& variant : small_variants_)
-    if (variant.config.cast == t.cast &&
-        device::ep_small_shared(variant.config, t.row_bytes, window_.world, options_.experts,
-                                t.count)
+    if (variant.config.cast == cast &&
+        device::ep_small_shared(variant.config, row_bytes, window_.world, options_.experts, tokens)
                 .bytes <= kMaxSharedBytes)
       return &variant;
   return make_error(
       Code::kUnsupported,
-      fmt::format("ep dispatch: no small kernel for rows of {} bytes was prepared", t.row_bytes));
+      fmt::format("ep dispatch: no small kernel for rows of {} bytes was prepared", row_bytes));
 }
 
-Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, StreamPtr stream) {
-  CROSSDOCK_TRY(variant, choose_small(t));
-  symm::Rank& rank = group_->rank(state.rank);
-  const u32 senders = small_blocks(options_, t.count);
+// A dispatch, or a half of one, of the handle's tokens.
+Result<> Core::launch_small(const device::EpSmallParams& p, const Handle::State& h,
+                            StreamPtr stream) {
+  if (h.packets) return launch_packets(p, h, stream);
+  CROSSDOCK_TRY(variant, choose_small(h.input_row_bytes, h.cast, p.tokens));
+  const symm::Rank& rank = group_->rank(h.rank);
+  const u32 blocks = p.send_blocks + (p.sends ? 1 : 0) + (p.receives ? 1 : 0);
   std::optional<cuda::Stream> kept;
-  CROSSDOCK_TRY(launch_shape, shape(rank, senders + 1, stream, kept));
+  CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
+  return launcher_->launch(rank, variant->kernel, launch_shape, p);
+}
+
+Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const SmallCall& call,
+                                    StreamPtr stream) {
+  if (!in_packets(call.most))
+    CROSSDOCK_CHECK_OK(choose_small(t.row_bytes, t.cast, t.count));  // before a slot is taken
   CROSSDOCK_TRY(index, take_small_slot(state));
   Slot& slot = *state.slots[index];
   const u32 turn = index - options_.slots;
   device::EpSmallParams p = state.small[turn].dispatch;
   p.tokens = t.count;
-  p.send_blocks = senders;
-  p.receives = true;
+  p.send_blocks = small_blocks(options_, t.count);
+  p.sends = true;
+  p.receives = call.receives;
   p.input = input_of(t);
   p.output = output_of(t, window_.small_capacity);
   p.result = {.routes = slot.routes(),
@@ -121,7 +136,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, StreamPtr
               .host_rows = options_.host_counts ? slot.device_words : nullptr,
               .host_experts = options_.host_counts ? slot.device_words + 1 : nullptr,
               .host_ticket = ++state.ticket};
-  CROSSDOCK_CHECK_OK(launcher_->launch(rank, variant->kernel, launch_shape, p));
+  const symm::Rank& rank = group_->rank(state.rank);
   Placement placement;
   placement.index = index;
   placement.slot = &slot;
@@ -129,9 +144,51 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, StreamPtr
   placement.input_offset = window_.small_input(turn);
   placement.block = rank.at<u8>(placement.output_offset);
   placement.input = rank.at<u8>(placement.input_offset);
-  return make_handle(
+  Handle handle = make_handle(
       state, placement,
       {device::EpTokens::make(t.count, 1), p.output, p.result, t.weights != nullptr, p.stride});
+  Handle::State& h = *handle.state_;
+  h.arrived = call.receives;
+  h.output = p.output;
+  h.result = p.result;
+  h.input_row_bytes = t.row_bytes;
+  h.cast = t.cast;
+  h.most_tokens = call.most;
+  h.packets = in_packets(call.most);
+  CROSSDOCK_CHECK_OK(launch_small(p, h, stream));
+  return handle;
+}
+
+Result<Handle> Core::dispatch_send(u32 r, const Tokens& t, const DispatchOptions& options,
+                                   StreamPtr stream) {
+  CROSSDOCK_TRY(state, find(r));
+  DispatchOptions how = options;
+  if (how.path == Path::kAuto) how.path = Path::kSmall;
+  CROSSDOCK_CHECK_OK(check_tokens(r, t, how));
+  CROSSDOCK_TRY(small, takes_small(t, how));
+  if (!small)
+    return invalid_argument(
+        "ep dispatch_send: only the small path has halves: use Path::kSmall, or dispatch()");
+  return dispatch_small(*state, t, {most_tokens(how), false}, stream);
+}
+
+Result<> Core::dispatch_receive(const Handle& handle, StreamPtr stream) {
+  CROSSDOCK_TRY(h, own(handle, "dispatch_receive"));
+  if (h->arrived)
+    return invalid_argument(
+        "ep dispatch_receive: the rows of the handle have been received: it is the second half of "
+        "one dispatch_send()");
+  CROSSDOCK_TRY(state, find(h->rank));
+  device::EpSmallParams p = state->small[h->slot - options_.slots].dispatch;
+  p.receives = true;
+  p.input.row_bytes = h->input_row_bytes;
+  p.input.top_k = options_.top_k;
+  p.input.weights = h->weights ? h->received.weights : nullptr;  // only whether there are any
+  p.output = h->output;
+  p.result = h->result;
+  CROSSDOCK_CHECK_OK(launch_small(p, *h, stream));
+  h->arrived = true;
+  return {};
 }
 
 }  // namespace crossdock::ep

@@ -12,6 +12,9 @@
 #include <crossdock/kernel/ep_dispatch.cuh>
 #include <crossdock/kernel/ep_expand_rows.cuh>
 #include <crossdock/kernel/ep_group_rows.cuh>
+#include <crossdock/kernel/ep_mask.cuh>
+#include <crossdock/kernel/ep_packet_combine.cuh>
+#include <crossdock/kernel/ep_packet_dispatch.cuh>
 #include <crossdock/kernel/ep_reduce_rows.cuh>
 #include <crossdock/kernel/ep_small_dispatch.cuh>
 
@@ -169,6 +172,39 @@ EpCombineConfig combine_variant(bool pushes) {
 
 KernelRef<EpCombineParams> combine_kernel(bool pushes) {
   return pushes ? combine<kPush>() : combine<kPull>();
+}
+
+KernelRef<EpMaskParams> mask_kernel() {
+  using C = EpMaskConfig;
+  constexpr C kConfig{.threads = kWarpSize};
+  return make_kernel<kConfig>(KernelId::kEpMask, "ep_mask", "EpMaskConfig",
+                              &kernel::ep_mask<kConfig>, Member{"threads", &C::threads});
+}
+
+namespace {
+template <EpPacketConfig kConfig>
+KernelRef<EpPacketParams> packet_dispatch() {
+  using C = EpPacketConfig;
+  return make_kernel<kConfig>(KernelId::kEpPacketDispatch, "ep_packet_dispatch", "EpPacketConfig",
+                              &kernel::ep_packet_dispatch<kConfig>, Member{"warps", &C::warps},
+                              Member{"cast", &C::cast});
+}
+}  // namespace
+
+KernelRef<EpPacketParams> packet_dispatch_kernel(bool cast) {
+  constexpr EpPacketConfig kBytes{.warps = kPacketWarps, .cast = false};
+  constexpr EpPacketConfig kCasts{.warps = kPacketWarps, .cast = true};
+  return cast ? packet_dispatch<kCasts>() : packet_dispatch<kBytes>();
+}
+u32 packet_shared_bytes(u32 experts) {
+  return ep_packet_shared(kPacketWarps, experts);
+}
+KernelRef<EpPacketCombineParams> packet_combine_kernel() {
+  using C = EpPacketCombineConfig;
+  constexpr C kConfig{.warps = kPacketWarps};
+  return make_kernel<kConfig>(KernelId::kEpPacketCombine, "ep_packet_combine",
+                              "EpPacketCombineConfig", &kernel::ep_packet_combine<kConfig>,
+                              Member{"warps", &C::warps});
 }
 
 KernelRef<EpGroupRowsParams> group_rows_kernel() {

@@ -10,6 +10,7 @@
 #include <crossdock/layout/ep_copy.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
 #include <crossdock/layout/ep_grouping.cuh>
+#include <crossdock/layout/ep_packets.cuh>
 #include <crossdock/layout/ep_small.cuh>
 
 #include "symm/kernel.hpp"
@@ -48,6 +49,11 @@ Result<device::EpSmallConfig> choose_small_dispatch(device::u32 input_row_bytes,
                                                     device::u32 tokens);
 symm::KernelRef<device::EpSmallParams> small_dispatch_kernel(const device::EpSmallConfig& config);
 symm::KernelRef<device::EpCombineParams> small_combine_kernel();
+symm::KernelRef<device::EpMaskParams> mask_kernel();
+inline constexpr device::u32 kPacketWarps = 8;
+symm::KernelRef<device::EpPacketParams> packet_dispatch_kernel(bool cast);
+device::u32 packet_shared_bytes(device::u32 experts);
+symm::KernelRef<device::EpPacketCombineParams> packet_combine_kernel();
 
 device::EpCombineConfig combine_variant(bool pushes);
 symm::KernelRef<device::EpCombineParams> combine_kernel(bool pushes);

@@ -14,6 +14,8 @@ namespace {
 constexpr u32 kMaxRowBytes = 32 << 10;
 constexpr u64 kMaxUserBytes = u64{1} << 40;
 constexpr u32 kDefaultSmallSms = 16;
+// More than these are faster as rows with flags.
+constexpr u32 kPacketTokens = 8;
 
 Result<> check_numbers(const Options& o, u32 world) {
   if (world == 0 || world > device::kEpMaxRanks)
@@ -49,6 +51,10 @@ Result<> check_numbers(const Options& o, u32 world) {
   return {};
 }
 Result<> check_small(const Options& o) {
+  if (o.masks && o.combine != CombineBy::kPull)
+    return invalid_argument(
+        "ep: masks = true needs combine = kPull: rows that are pushed are awaited from every rank");
+  if (o.mask_late && !o.masks) return invalid_argument("ep: mask_late = true needs masks = true");
   if (o.small_tokens == 0) return {};
   if (o.small_tokens > device::kEpMaxSmallTokens || o.small_tokens > o.max_tokens)
     return invalid_argument(fmt::format(
@@ -134,7 +140,7 @@ u32 send_blocks(const Options& options, u32 world, u32 blocks) {
 
 u32 small_blocks(const Options& options, u32 tokens) {
   const u32 most = options.small_sms != 0 ? options.small_sms : kDefaultSmallSms;
-  return std::clamp(tokens, 1u, most);
+  return std::min(tokens, most);
 }
 
 namespace {
@@ -143,8 +149,16 @@ namespace {
 void add_small(Window& window, const Options& options) {
   window.small_capacity = window.world * options.small_tokens;
   const u64 before = window.layout.bytes;
-  for (u32 i = 0; options.small_tokens != 0 && i < options.small_slots; ++i)
+  window.packet_tokens = std::min(options.small_tokens, kPacketTokens);
+  const device::EpMessage largest{.row_words = window.row_bytes / 4,
+                                  .scale_words = window.scale_bytes / 4,
+                                  .top_k = options.top_k,
+                                  .cast = false};
+  for (u32 i = 0; options.small_tokens != 0 && i < options.small_slots; ++i) {
     window.small.push_back(device::add_ep_small(window.layout, window.world, options.experts));
+    window.packets.push_back(device::add_ep_packets(
+        window.layout, window.world, window.packet_tokens, largest, options.hidden / 2));
+  }
   window.control_bytes += window.layout.bytes - before;
   window.small_output_bytes = device::ep_output_layout({.capacity = window.small_capacity,
                                                         .row_bytes = window.row_bytes,
@@ -177,7 +191,7 @@ Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_blocks("combine", combines, world, 1));
   CROSSDOCK_CHECK_OK(check_senders(options, combines, world));
   window.areas = device::add_ep(window.layout, world, options.experts,
-                                *std::max_element(blocks.begin(), blocks.end()));
+                                *std::max_element(blocks.begin(), blocks.end()), options.masks);
   window.control_bytes = window.layout.bytes;
   window.output_bytes = device::ep_output_layout({.capacity = window.capacity,
                                                   .row_bytes = window.row_bytes,

@@ -9,6 +9,7 @@
 #include <crossdock/ep/options.hpp>
 #include <crossdock/layout/ep_combine.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/layout/ep_packets.cuh>
 #include <crossdock/layout/ep_small.cuh>
 
 namespace crossdock::ep {
@@ -35,8 +36,10 @@ struct Window {
   device::EpStaging staging{};
   u64 staging_bytes = 0;
   // Few tokens: slots of their own. Empty: there is no such path.
-  std::vector<device::EpSmallAreas> small;  // of each slot
-  u32 small_capacity = 0;                   // rows of a slot
+  std::vector<device::EpSmallAreas> small;     // of each slot
+  std::vector<device::EpPacketAreas> packets;  // of each slot
+  u32 packet_tokens = 0;                       // a rank's tokens that travel in packets
+  u32 small_capacity = 0;                      // rows of a slot
   u64 small_outputs = 0;
   u64 small_output_bytes = 0;
   u64 small_inputs = 0;

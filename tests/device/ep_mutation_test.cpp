@@ -188,7 +188,7 @@ void expand_and_read(u64 seed) {
   auto* out = ranks.local<u8>(0, kPlaces * kRowBytes);
   auto* copy = ranks.local<u8>(0, kPlaces * kRowBytes);
   p.common = ranks.common(0, KernelId::kEpExpandRows);
-  p.arrived = {ends, counts, ids, nullptr, 1, kExperts, kTopK};
+  p.arrived = {ends, counts, ids, nullptr, 1, kExperts, kTopK, 0};
   p.from.rows = reinterpret_cast<const u8*>(rows);
   p.from.row_bytes = kRowBytes;
   p.to.rows = out;

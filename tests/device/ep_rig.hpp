@@ -74,7 +74,8 @@ class EpRig {
   explicit EpRig(const EpCase& c, bool table = false) : case_(c), ranks_(c.world, layout(), table) {
     for (u32 rank = 0; rank < c.world; ++rank) {
       state_.push_back(ranks_.local<EpState>(rank, 1));
-      previous_.push_back(ranks_.local<u32>(rank, u64{kTurns} * areas_.most_experts));
+      previous_.push_back(ranks_.local<u32>(rank, previous_words()));
+      masks_.push_back(ranks_.local<EpMask>(rank, 1));
     }
     for (u32 turn = 0; turn < kTurns; ++turn)
       for (u32 rank = 0; rank < c.world; ++rank) {
@@ -84,6 +85,13 @@ class EpRig {
   }
 
   [[nodiscard]] Ranks& ranks() { return ranks_; }
+  [[nodiscard]] EpMask& mask(u32 rank) { return *masks_[rank]; }
+  // From now on a rank that does not come is masked.
+  void mask_late() {
+    for (u32 turn = 0; turn < kTurns; ++turn)
+      for (u32 rank = 0; rank < case_.world; ++rank)
+        params_[turn][rank].masking.late = combines_[turn][rank].masking.late = true;
+  }
   [[nodiscard]] EpDispatchParams& params(u32 rank, u32 turn) {
     return params_[turn % kTurns][rank];
   }
@@ -143,7 +151,7 @@ class EpRig {
     ranks_.launch(rank, {1, 32, 0, "experts"}, fake_experts,
                   EpExpertsParams{rank, case_.world, round, case_.top_k, p.result.source_ends,
                                   output(rank, turn), p.output,
-                                  ranks_.window<u8>(rank, c.input_offset), c.input});
+                                  ranks_.window<u8>(rank, c.input_offset), c.input, p.stride});
   }
   // `rows`: where this launch puts its result.
   template <EpCombineConfig kConfig>
@@ -166,14 +174,18 @@ class EpRig {
     ranks_.reset();
     for (u32 rank = 0; rank < case_.world; ++rank) {
       std::memset(static_cast<void*>(state_[rank]), 0, sizeof(EpState));
-      std::memset(previous_[rank], 0, u64{kTurns} * areas_.most_experts * sizeof(u32));
+      std::memset(previous_[rank], 0, previous_words() * sizeof(u32));
+      *masks_[rank] = {};
     }
   }
 
  private:
+  [[nodiscard]] u64 previous_words() const {
+    return u64{kTurns} * areas_.total_sources * areas_.most_experts;
+  }
   SymmetricLayout layout() {
     SymmetricLayout window;
-    areas_ = add_ep(window, case_.world, case_.experts, case_.most_blocks());
+    areas_ = add_ep(window, case_.world, case_.experts, case_.most_blocks(), case_.fixed);
     outputs_ = window.add("outputs", kTurns * case_.output().bytes);
     input_ = ep_input_layout(case_.world * case_.max_tokens, case_.combine_bytes, case_.top_k);
     inputs_ = window.add("inputs", kTurns * input_.bytes);
@@ -209,6 +221,8 @@ class EpRig {
     p.statistics.source_wait_ns = ranks_.local<u64>(rank, case_.world);
     p.state = state_[rank];
     p.expert_previous = previous_[rank];
+    p.masking = {masks_[rank], false};
+    p.stride = case_.fixed ? case_.max_tokens : 0;
     for (u32 peer = 0; peer < case_.world; ++peer)
       p.source_blocks[peer] = static_cast<u8>(case_.blocks_of(peer));
     p.most_blocks = case_.most_blocks();
@@ -239,6 +253,8 @@ class EpRig {
     }
     p.output.weights = ranks_.local<float>(rank, u64{case_.max_tokens} * case_.top_k);
     p.top_k = case_.top_k;
+    p.tells = p.adds = true;
+    p.masking = {masks_[rank], false};
     p.slot = turn;
     p.state = state_[rank];
     return p;
@@ -252,6 +268,7 @@ class EpRig {
   Ranks ranks_;
   std::vector<EpState*> state_;
   std::vector<u32*> previous_;
+  std::vector<EpMask*> masks_;
   std::vector<EpDispatchParams> params_[kTurns];
   std::vector<EpCombineParams> combines_[kTurns];
 };

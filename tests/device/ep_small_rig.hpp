@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/kernel/ep_packet_combine.cuh>
+#include <crossdock/kernel/ep_packet_dispatch.cuh>
 #include <crossdock/kernel/ep_small_dispatch.cuh>
 
 #include "ep_rig.hpp"
@@ -14,12 +16,16 @@ inline constexpr EpSmallConfig kSmallCast{.warps = 2, .cast = true};
 inline constexpr EpCombineConfig kSmallPull{
     .warps = 2, .stages = 2, .stage_bytes = 256, .small = true};
 
+inline constexpr u32 kPacketWarps = 2;
+
 class EpSmallRig {
  public:
   static constexpr u32 kSlots = 2;
 
   // `c.fixed` has to be set: places of source s begin at s * max_tokens.
   explicit EpSmallRig(const EpCase& c) : case_(c), ranks_(c.world, layout()) {
+    for (u32 rank = 0; rank < c.world; ++rank)
+      masks_.push_back(ranks_.local<EpMask>(rank, 1));
     for (u32 rank = 0; rank < c.world; ++rank)
       for (u32 slot = 0; slot < kSlots; ++slot)
         state_.push_back(
@@ -32,6 +38,13 @@ class EpSmallRig {
   }
 
   [[nodiscard]] Ranks& ranks() { return ranks_; }
+  [[nodiscard]] EpMask& mask(u32 rank) { return *masks_[rank]; }
+  // From now on a rank that does not come is masked.
+  void mask_late() {
+    for (u32 slot = 0; slot < kSlots; ++slot)
+      for (u32 rank = 0; rank < case_.world; ++rank)
+        params_[slot][rank].masking.late = combines_[slot][rank].masking.late = true;
+  }
   [[nodiscard]] const EpCase& of() const { return case_; }
   [[nodiscard]] EpSmallParams& params(u32 rank, u32 turn) { return params_[turn % kSlots][rank]; }
   [[nodiscard]] EpCombineParams& combined(u32 rank, u32 turn) {
@@ -56,7 +69,7 @@ class EpSmallRig {
       if (case_.weights)
         std::copy(in.weights.begin(), in.weights.end(), const_cast<float*>(p.input.weights));
       p.tokens = in.tokens;
-      p.send_blocks = std::clamp(in.tokens, 1u, case_.blocks_of(rank));
+      p.send_blocks = std::min(in.tokens, case_.blocks_of(rank));
       std::memset(output(rank, turn), 0xee, case_.output().bytes);
     }
   }
@@ -73,13 +86,62 @@ class EpSmallRig {
   void launch(u32 rank, u32 turn, Half half = Half::kBoth) {
     EpSmallParams p = params(rank, turn);
     p.receives = half != Half::kSend;
-    if (half == Half::kReceive) p.send_blocks = 0;
+    p.sends = half != Half::kReceive;
+    if (!p.sends) p.send_blocks = 0;
     const u32 shared =
         ep_small_shared(kConfig, p.input.row_bytes, case_.world, case_.experts, p.tokens).bytes;
     ranks_.launch(rank,
-                  {p.send_blocks + (p.receives ? 1 : 0), kConfig.threads(), shared,
-                   "ep_small_dispatch", true},
+                  {p.send_blocks + (p.sends ? 1 : 0) + (p.receives ? 1 : 0), kConfig.threads(),
+                   shared, "ep_small_dispatch", true},
                   kernel::ep_small_dispatch<kConfig>, p);
+  }
+  // The same in packets; at most kEpMaxPacketTokens tokens a rank.
+  template <bool kCast>
+  void launch_packets(u32 rank, u32 turn, Half half = Half::kBoth) {
+    EpPacketParams p{};
+    p.small = params(rank, turn);
+    p.small.sends = half != Half::kReceive;
+    p.small.receives = half != Half::kSend;
+    p.small.send_blocks = p.small.sends ? case_.blocks_of(rank) : 0;
+    p.receive_blocks = p.small.receives ? case_.blocks_of(rank + 1) : 0;
+    p.areas = packets_[turn % kSlots];
+    p.message = message();
+    ranks_.launch(rank,
+                  {p.small.send_blocks + p.receive_blocks + (p.small.receives ? 1 : 0),
+                   kPacketWarps * kWarpSize, ep_packet_shared(kPacketWarps, case_.experts),
+                   "ep_packet_dispatch", true},
+                  kernel::ep_packet_dispatch<EpPacketConfig{kPacketWarps, kCast}>, p);
+  }
+  [[nodiscard]] EpMessage message() const {
+    return {case_.output().row_bytes / 4, case_.output().scale_bytes / 4, case_.top_k, case_.cast};
+  }
+  void launch_packet_combine(u32 rank, u32 turn, u8* rows, Half half = Half::kBoth) {
+    const EpCombineParams& c = combined(rank, turn);
+    const EpSmallParams& d = params(rank, turn);
+    EpPacketCombineParams p{};
+    p.common = c.common;
+    p.view = c.view;
+    p.areas = packets_[turn % kSlots];
+    p.tokens = EpTokens::make(d.tokens, 1);
+    p.stride = d.stride;
+    p.top_k = case_.top_k;
+    p.routes = c.routes;
+    p.source_ends = d.result.source_ends;
+    p.rows = ranks_.window<u8>(rank, c.input_offset) + c.input.rows;
+    p.weights =
+        reinterpret_cast<const float*>(ranks_.window<u8>(rank, c.input_offset) + c.input.weights);
+    p.row_words = case_.combine_bytes / 4;
+    p.output = c.output;
+    p.output.rows = rows;
+    if (!case_.combine_weights) p.output.weights = nullptr;
+    p.send_blocks = half != Half::kReceive ? case_.blocks_of(rank) : 0;
+    p.add_blocks = half != Half::kSend ? case_.blocks_of(rank + 1) : 0;
+    p.state = c.state;
+    p.masking = c.masking;
+    ranks_.launch(
+        rank,
+        {p.send_blocks + p.add_blocks, kPacketWarps * kWarpSize, 0, "ep_packet_combine", true},
+        kernel::ep_packet_combine<EpPacketCombineConfig{kPacketWarps}>, p);
   }
   template <EpSmallConfig kConfig>
   void launch_all(u32 turn) {
@@ -111,6 +173,8 @@ class EpSmallRig {
       std::memset(static_cast<void*>(state.dispatch), 0, sizeof(EpSmallState));
       std::memset(static_cast<void*>(state.combine), 0, sizeof(EpState));
     }
+    for (EpMask* mask : masks_)
+      *mask = {};
   }
 
  private:
@@ -122,6 +186,9 @@ class EpSmallRig {
     SymmetricLayout window;
     for (EpSmallAreas& areas : areas_)
       areas = add_ep_small(window, case_.world, case_.experts);
+    for (EpPacketAreas& areas : packets_)
+      areas = add_ep_packets(window, case_.world, std::min(case_.max_tokens, kEpMaxPacketTokens),
+                             message(), case_.combine_bytes / 4);
     outputs_ = window.add("outputs", kSlots * case_.output().bytes);
     input_ = ep_input_layout(case_.world * case_.max_tokens, case_.combine_bytes, case_.top_k);
     inputs_ = window.add("inputs", kSlots * input_.bytes);
@@ -156,6 +223,7 @@ class EpSmallRig {
     p.statistics.expert_selections = ranks_.local<u64>(rank, experts);
     p.statistics.source_wait_ns = ranks_.local<u64>(rank, case_.world);
     p.state = state_[rank * kSlots + slot].dispatch;
+    p.masking = {masks_[rank], false};
     return p;
   }
   EpCombineParams make_combine(u32 rank, u32 slot) {
@@ -171,19 +239,23 @@ class EpSmallRig {
     p.output.row_stride = case_.combine_bytes;
     p.output.weights = ranks_.local<float>(rank, u64{case_.max_tokens} * case_.top_k);
     p.top_k = case_.top_k;
+    p.tells = p.adds = true;
     p.slot = kNoSlot;
     p.state = state_[rank * kSlots + slot].combine;
     p.free_words = areas_[slot].free;
     p.small = state_[rank * kSlots + slot].dispatch;
+    p.masking = {masks_[rank], false};
     return p;
   }
   EpCase case_;
   EpSmallAreas areas_[kSlots]{};
+  EpPacketAreas packets_[kSlots]{};
   u64 outputs_ = 0;
   EpInputLayout input_{};
   u64 inputs_ = 0;
   Ranks ranks_;
   std::vector<State> state_;
+  std::vector<EpMask*> masks_;
   std::vector<EpSmallParams> params_[kSlots];
   std::vector<EpCombineParams> combines_[kSlots];
 };

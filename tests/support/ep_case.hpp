@@ -112,6 +112,17 @@ class EpInputs {
     return false;
   }
 
+  // What is left when `gone` is masked: none of its tokens, and no choices of its experts.
+  [[nodiscard]] EpInputs without(u32 gone) const {
+    EpInputs out = *this;
+    out.of(gone).tokens = 0;
+    const auto map = case_.expert_map();
+    for (EpTokensIn& in : out.ranks_)
+      for (i64& id : in.ids)
+        if (id >= 0 && map.owner(static_cast<u32>(id)) == gone) id = -1;
+    return out;
+  }
+
  private:
   [[nodiscard]] EpTokensIn make(u32 rank, std::mt19937& random) const {
     EpTokensIn in;

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/comm/masking.cuh>
 #include <crossdock/comm/tagged_word.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
 
@@ -18,6 +19,7 @@ struct EpDispatchBlock {
   u32 block;
   u32 first;  // token of this rank
   u32 count;
+  u32 masked = 0;  // ranks that this launch goes on without
 
   CROSSDOCK_DEVICE explicit EpDispatchBlock(const EpDispatchParams& params)
       : p(params),
@@ -35,6 +37,11 @@ struct EpDispatchBlock {
   CROSSDOCK_DEVICE u32 world() const { return p.view.world; }
   CROSSDOCK_DEVICE u32 rank() const { return p.view.rank; }
   CROSSDOCK_DEVICE u32 groups() const { return ceil_div(count, kWarpSize); }
+  // Whether places are fixed by source, so that any rank may be missing.
+  CROSSDOCK_DEVICE bool fixed() const { return p.stride != 0; }
+  CROSSDOCK_DEVICE bool talks_to(u32 peer) const {
+    return peer < world() && !is_masked(masked, peer);
+  }
   // Whether the routing is that of an earlier dispatch. The same for all threads.
   CROSSDOCK_DEVICE bool reuses() const { return p.reuse.routes != nullptr; }
   // Whether there are tokens that no warp was dealt.
@@ -67,9 +74,12 @@ struct EpDispatchBlock {
   CROSSDOCK_DEVICE u32* arrivals(u32 source) const {
     return p.view.at<u32>(p.areas.arrivals + source * sizeof(PaddedWord));
   }
-  CROSSDOCK_DEVICE u32* expert_total(u32 local) const {
-    const u64 index = u64{epoch & 1u} * p.areas.most_experts + local;
-    return p.view.at<u32>(p.areas.expert_totals + index * sizeof(u32));
+  CROSSDOCK_DEVICE u64 total_index(u32 source, u32 local) const {
+    const u64 row = u64{epoch & 1u} * p.areas.total_sources + (fixed() ? source : 0);
+    return row * p.areas.most_experts + local;
+  }
+  CROSSDOCK_DEVICE u32* expert_total(u32 source, u32 local) const {
+    return p.view.at<u32>(p.areas.expert_totals + total_index(source, local) * sizeof(u32));
   }
   CROSSDOCK_DEVICE EpRoute* global_route(u32 of_block, u32 group) const {
     return p.result.routes + (u64{of_block} * p.tokens.groups + group) * world();
@@ -89,13 +99,41 @@ struct EpDispatchBlock {
     return false;
   }
 
+  // Waits for a tagged word of `peer`, which is masked if it does not come and may be late: then
+  // `value` is kMaskedWord. False when the rank aborts. With kAcquires what came before the word is
+  // visible afterwards.
+  static constexpr u64 kMaskedWord = ~u64{0};
+  template <bool kAcquires>
+  CROSSDOCK_DEVICE bool wait_word(const u64* word, u32 peer, u64& value CROSSDOCK_SITE) const {
+    if (!p.masking.late)
+      return kAcquires ? wait_announced(p.common, word, epoch, peer, value CROSSDOCK_PASS_SITE)
+                       : wait_tagged_word(p.common, word, epoch, peer, value CROSSDOCK_PASS_SITE);
+    // Ends come from ranks that may themselves be waiting for one that is missing.
+    const Phase of_peer = kAcquires ? Phase::kEpochWord : Phase::kSourceFlag;
+    const Phase phase = peer == rank() ? Phase::kGridSync : of_peer;
+    u64 seen = 0;
+    const Came came = wait_or_mask(
+        p.common, p.masking, {phase, peer, epoch & 0xffffu},
+        [&] {
+          return seen = kAcquires ? ptx::ld_acquire_sys(word CROSSDOCK_PASS_SITE)
+                                  : ptx::ld_relaxed_sys(word CROSSDOCK_PASS_SITE);
+        },
+        [&](u64 now) { return tagged_with(now, epoch); } CROSSDOCK_PASS_SITE);
+    value = came == Came::kMasked ? kMaskedWord : seen & kTaggedValueMask;
+    return came != Came::kAbort;
+  }
+
   // Waits until `destination` has said where its rows of this epoch go, and what they look like.
   // One thread for the block: after a barrier `output` is known to all, whose stores and bulk
   // copies may follow.
   CROSSDOCK_DEVICE bool wait_output(u32 destination CROSSDOCK_SITE) const {
-    EpPlaceWord word{};
-    bool told = wait_announced(p.common, output_word(destination), epoch, destination,
-                               word.value CROSSDOCK_PASS_SITE);
+    EpPlaceWord word{kMaskedWord};
+    bool told = !talks_to(destination) || wait_word<true>(output_word(destination), destination,
+                                                          word.value CROSSDOCK_PASS_SITE);
+    if (told && word.value == kMaskedWord) {
+      at<u64>(shared.outputs)[destination] = 0;
+      return true;
+    }
     if (told && ep_is_given_up(word.value)) {
       told = pass_on(destination, word.value CROSSDOCK_PASS_SITE);
     } else if (told && word.shape() != EpPlaceWord::shape_of(p.output)) {
@@ -108,7 +146,7 @@ struct EpDispatchBlock {
     ptx::fence_proxy_async(CROSSDOCK_PASS_SITE_ONLY);
     return told;
   }
-  // The output block of `destination`.
+  // The output block of `destination`; null: it is masked.
   CROSSDOCK_DEVICE u8* output(u32 destination) const {
     return reinterpret_cast<u8*>(at<u64>(shared.outputs)[destination]);
   }

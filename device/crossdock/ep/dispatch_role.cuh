@@ -147,7 +147,7 @@ struct EpDispatchWarp {
     if (ptx::any(kFullMask, !routed)) return false;
     ptx::sync_warp(kFullMask);  // a vote orders no memory: what lane 0 has acquired is for all
     u32 target = kNoRow;
-    if (lane < b.world()) {
+    if (lane < b.world() && output != nullptr) {
       const EpRoute* route = b.global_route(of_block, token / kWarpSize) + destination();
       const U32x2 word = ptx::ld_weak(reinterpret_cast<const U32x2*>(route));
       target = EpRoute{word.x, word.y}.row_of(token % kWarpSize);
@@ -170,7 +170,7 @@ struct EpDispatchWarp {
   }
   CROSSDOCK_DEVICE u32 row_to_store(u32 stage) const {
     if (stored >= own_tokens()) return stage_row(stage);
-    if (lane >= b.world()) return kNoRow;
+    if (output == nullptr) return kNoRow;  // no destination of the lane, or a masked one
     const u32 token = warp + stored * kConfig.dispatch_warps;
     const u32 relative = b.route(token / kWarpSize, destination()).row_of(token % kWarpSize);
     return relative == kNoRow ? kNoRow : base + relative;

@@ -40,7 +40,7 @@ struct EpMetadata {
       const u32 group = i / b.world();
       const u32 destination = (b.rank() + i) % b.world();
       const EpRoute route = b.route(group, destination);
-      if (route.tokens == 0) continue;
+      if (route.tokens == 0 || b.output(destination) == nullptr) continue;
       if ((route.tokens >> lane & 1u) != 0)
         members[popcount(route.tokens & ((1u << lane) - 1))] = b.first + group * kWarpSize + lane;
       ptx::sync_warp(kFullMask);

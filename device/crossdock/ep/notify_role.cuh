@@ -32,17 +32,26 @@ template <class Block>
 CROSSDOCK_DEVICE bool ep_take_ends(const Block& b) {
   const u32 lane = lane_index();
   bool got = true;
+  u32 rows = 0;
   if (lane < b.world()) {
-    u64 end = 0;
-    got = wait_tagged_word(b.p.common, b.end_word(lane), b.epoch, lane, end);
-    if (got && ep_is_given_up(end)) got = b.pass_on(lane, end);
-    const u32 rows = static_cast<u32>(end);
-    if (got) got = ep_same_routing(b, lane, rows, (end & kEpReused) != 0);
+    u64 end = Block::kMaskedWord;
+    got = !b.talks_to(lane) || b.template wait_word<false>(b.end_word(lane), lane, end);
+    if (end == Block::kMaskedWord) {
+      rows = lane * b.p.stride;
+    } else {
+      if (got && ep_is_given_up(end)) got = b.pass_on(lane, end);
+      rows = static_cast<u32>(end);
+      if (got) got = ep_same_routing(b, lane, rows, (end & kEpReused) != 0);
+    }
     if (got) ptx::st_weak(b.p.result.source_ends + lane, rows);
-    if (got && lane == b.world() - 1 && b.p.result.host_rows != nullptr)
-      put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, rows);
   }
-  return !ptx::any(kFullMask, !got);
+  if (ptx::any(kFullMask, !got)) return false;
+  // All rows: where the last end, or with gaps between the sources all that they have.
+  u32 all = ptx::shuffle(kFullMask, rows, b.world() - 1);
+  if (b.fixed()) all = ptx::reduce_add(kFullMask, lane < b.world() ? rows - lane * b.p.stride : 0);
+  if (lane == 0 && b.p.result.host_rows != nullptr)
+    put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, all);
+  return true;
 }
 
 template <class Block>
@@ -67,7 +76,7 @@ struct EpNotifyWarp {
   // Before the epoch is known: the slot is free of all sources. False when the rank aborts.
   CROSSDOCK_DEVICE bool begin() const {
     if (b.block != 0 || warp != 0) return true;
-    const bool free = lane >= b.world() || slot_is_free(lane);
+    const bool free = !b.talks_to(lane) || slot_is_free(lane);
     ptx::sync_warp(kFullMask);
     // For the announcement: what the lanes have acquired, and what this rank did before. It takes a
     // microsecond, which nobody waits for here.
@@ -77,7 +86,7 @@ struct EpNotifyWarp {
   // By one warp of block 0: where the rows of this rank go, or that it has given up.
   CROSSDOCK_DEVICE void announce_output(bool failed) const {
     if (b.block != 0 || warp != 0) return;
-    if (lane < b.world())
+    if (b.talks_to(lane))
       put_tagged_word(
           b.p.view.map(b.output_word(b.rank()), lane), b.epoch,
           failed ? b.given_up() : EpPlaceWord::make(b.p.output_offset, b.p.output).value);
@@ -106,7 +115,11 @@ struct EpNotifyWarp {
     if (b.p.slot == kNoSlot) return true;
     const u32* pulled = b.p.view.template at<u32>(b.p.areas.pulled + source * sizeof(PaddedWord));
     const u32 target = ptx::ld_weak(&b.p.state->free_at[b.p.slot][source]);
-    return wait_counter(b.p.common, pulled, {Phase::kSlotFree, source, target});
+    return wait_or_mask(
+               b.p.common, b.p.masking, {Phase::kSlotFree, source, target},
+               [&] { return u64{ptx::ld_acquire_sys(pulled)}; },
+               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - target) >= 0; }) !=
+           Came::kAbort;
   }
   CROSSDOCK_DEVICE void publish_routes(const EpPlan<Block>& plan) const {
     const u32 words = b.groups() * b.world();
@@ -143,8 +156,9 @@ struct EpNotifyWarp {
       const u32 selections = histogram[expert];
       if (selections == 0) continue;
       const u32 owner = b.p.experts.owner(expert);
-      u32* total_there = b.p.view.map(b.expert_total(expert - b.p.experts.first(owner)), owner);
-      ptx::red_add_relaxed_sys(total_there, selections);
+      if (!b.talks_to(owner)) continue;
+      u32* there = b.expert_total(b.rank(), expert - b.p.experts.first(owner));
+      ptx::red_add_relaxed_sys(b.p.view.map(there, owner), selections);
     }
   }
 };
@@ -163,39 +177,59 @@ struct EpDispatchFinish {
     if (b.block != 0 || lane_index() >= b.world()) return;
     total = ptx::ld_weak(b.p.state->arrived + lane_index()) + b.p.source_blocks[lane_index()];
   }
-  CROSSDOCK_DEVICE void run() const {
+  CROSSDOCK_DEVICE void run() {
     const u32 warp = warp_index();
     // A rank that has given up says so here; the abort then ends the other warps' waits.
     if (b.few() && warp == kWarps - 2 && !ep_take_ends(b)) return;
     // No more warps than there are experts for.
     if (warp * kWarpSize >= b.p.experts.count(b.rank()) && warp != 0) return;
     if (!wait_rows(warp == 0)) return;
-    for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
-      take_expert(i);
+    if (!b.p.masking.late) take_experts();
+  }
+  // With late masks: after run() and a barrier, which has told everybody whose rows did not come.
+  CROSSDOCK_DEVICE void run_late() const {
+    if (warp_index() == 0 && lane_index() < b.world() && !comes(lane_index()))
+      ptx::st_weak(b.p.result.source_ends + lane_index(), lane_index() * b.p.stride);
+    take_experts();
   }
 
  private:
+  CROSSDOCK_DEVICE void take_experts() const {
+    for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
+      take_expert(i);
+  }
+  CROSSDOCK_DEVICE bool comes(u32 source) const {
+    return !b.p.masking.late || !is_masked(masked_ranks(b.p.masking), source);
+  }
   CROSSDOCK_DEVICE bool wait_rows(bool first) const {
     const u32 lane = lane_index();
-    bool came = true;
-    if (lane < b.world()) {
+    Came came = Came::kYes;
+    if (b.talks_to(lane)) {
       const u64 start = ptx::global_timer();
-      came = wait_arrival(b.p.common, b.arrivals(lane), total, lane);
+      came = wait_or_mask(
+          b.p.common, b.p.masking,
+          {b.p.masking.late ? Phase::kSourceFlag : Phase::kArrival, lane, total},
+          [&] { return u64{ptx::ld_acquire_sys(b.arrivals(lane))}; },
+          [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - total) >= 0; });
       u64* waited = b.p.statistics.source_wait_ns;
       if (first && waited != nullptr)
         ptx::red_add_relaxed_gpu(waited + lane, ptx::global_timer() - start);
-      if (first && came) ptx::st_weak(b.p.state->arrived + lane, total);
+      if (first && came == Came::kYes) ptx::st_weak(b.p.state->arrived + lane, total);
     }
-    if (ptx::any(kFullMask, !came)) return false;
+    if (ptx::any(kFullMask, came == Came::kAbort)) return false;
     ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
     return true;
   }
-  // Selections of the expert in this epoch.
+  // Selections of the expert in this epoch; those of a source that is left out are forgotten.
   CROSSDOCK_DEVICE u32 added(u32 expert) const {
-    u32* previous = b.p.expert_previous + u64{b.epoch & 1u} * b.p.areas.most_experts + expert;
-    const u32 total_now = ptx::ld_relaxed_sys(b.expert_total(expert));
-    const u32 selections = total_now - ptx::ld_weak(previous);
-    ptx::st_weak(previous, total_now);
+    u32 selections = 0;
+    for (u32 source = 0; source < b.p.areas.total_sources; ++source) {
+      u32* previous = b.p.expert_previous + b.total_index(source, expert);
+      const u32 total_now = ptx::ld_relaxed_sys(b.expert_total(source, expert));
+      if (!b.fixed() || (b.talks_to(source) && comes(source)))
+        selections += total_now - ptx::ld_weak(previous);
+      ptx::st_weak(previous, total_now);
+    }
     return selections;
   }
   CROSSDOCK_DEVICE void take_expert(u32 i) const {

@@ -55,6 +55,7 @@ struct EpPlan {
       const u32 token = group * kWarpSize + lane_index();
       u32 ranks = 0;
       if (token < b.count) valid &= destinations(b.first + token, ranks);
+      ranks &= ~b.masked;
       u32 mine = 0;
       for (u32 d = 0; d < b.world(); ++d) {
         const u32 tokens = ptx::ballot(kFullMask, (ranks >> d & 1u) != 0);
@@ -77,9 +78,9 @@ struct EpPlan {
       for (u32 i = 0; i < 4; ++i)
         word |= u64{ptx::shuffle(kFullMask, total, quad * 4 + i)} << (kEpCountBits * i);
       if (lane >= b.world()) continue;
-      const u32 peer = b.rank() + lane;
-      put_tagged_word(b.p.view.map(here, peer < b.world() ? peer : peer - b.world()) + quad,
-                      b.epoch, word);
+      const u32 after = b.rank() + lane;
+      const u32 peer = after < b.world() ? after : after - b.world();
+      if (b.talks_to(peer)) put_tagged_word(b.p.view.map(here, peer) + quad, b.epoch, word);
     }
   }
   // The words of all earlier blocks dealt to the threads; each warp leaves its sum for every
@@ -93,9 +94,11 @@ struct EpPlan {
     const u32 quads = ep_quads(b.world());
     const u32 quad = thread_index() % quads;
     const u32 words = (b.rank() * b.p.most_blocks + b.block) * quads;
+    // With fixed places only those of this rank count.
+    const u32 begin = b.fixed() ? b.rank() * b.p.most_blocks * quads : 0;
     Sum4 sum;
     bool got = true;
-    for (u32 i = thread_index(); i < words && got; i += kThreads) {
+    for (u32 i = begin + thread_index(); i < words && got; i += kThreads) {
       const u32 source = i / quads / b.p.most_blocks;
       const u32 of_block = i / quads % b.p.most_blocks;
       if (of_block < b.p.source_blocks[source]) got = add_word(source, of_block, quad, sum);
@@ -113,7 +116,7 @@ struct EpPlan {
   // Of the last block with tokens: where this rank's rows end at each destination.
   CROSSDOCK_DEVICE void publish_ends(bool failed) const {
     const u32 destination = lane_index();
-    if (b.block != b.p.tokens.last_block() || destination >= b.world()) return;
+    if (b.block != b.p.tokens.last_block() || !b.talks_to(destination)) return;
     u64 end = 0;
     if (failed) {
       end = b.given_up();
@@ -127,7 +130,7 @@ struct EpPlan {
   // The row of the block's first token at `destination`, after gather(). Any thread.
   CROSSDOCK_DEVICE u32 base(u32 destination) const {
     const u32* partial = b.template at<u32>(b.shared.partial);
-    u32 sum = 0;
+    u32 sum = b.reuses() ? 0 : b.rank() * b.p.stride;
     CROSSDOCK_UNROLL
     for (u32 warp = 0; warp < kConfig.dispatch_warps; ++warp)
       sum += partial[warp * kWarpSize + destination];
@@ -167,7 +170,7 @@ struct EpPlan {
     const auto* words = reinterpret_cast<const U32x2*>(b.p.reuse.routes + first);
     for (u32 i = thread_index(); i < b.groups() * b.world(); i += block_size()) {
       const U32x2 word = ptx::ld_weak(words + i);
-      b.route(i / b.world(), i % b.world()) = {word.x, word.y};
+      b.route(i / b.world(), i % b.world()) = {b.talks_to(i % b.world()) ? word.x : 0u, word.y};
     }
     return true;
   }

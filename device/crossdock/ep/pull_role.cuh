@@ -16,32 +16,59 @@
 #pragma once
 
 #include <crossdock/comm/epoch.cuh>
+#include <crossdock/comm/masking.cuh>
 #include <crossdock/comm/tagged_word.cuh>
 #include <crossdock/ep/add_rows.cuh>
 #include <crossdock/ptx/bulk.cuh>
 
 namespace crossdock::device {
 
-// By a warp: until every rank has begun this epoch. `input`: where the rows of the lane's rank are.
-// False when the rank aborts; the lanes agree.
-CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 epoch, const u8*& input) {
+// Whether the rank of `verdict` belongs to the sums of this epoch: what the first thread that asks
+// has found holds for all, so that no sum has a part of a row. Late masks only; by one thread.
+CROSSDOCK_DEVICE bool ep_agree(u32* verdict, u32 epoch, bool came) {
+  const u32 mine = epoch << 1 | (came ? 1u : 0u);
+  u32 seen = ptx::ld_relaxed_gpu(verdict);
+  while (seen >> 1 != mine >> 1) {
+    const u32 before = ptx::cas_relaxed_gpu(verdict, seen, mine);
+    if (before == seen) return came;
+    seen = before;
+  }
+  return (seen & 1u) != 0;
+}
+
+// By a warp: until every rank has begun this epoch. `input`: where the rows of the lane's rank are,
+// or null: it is masked. False when the rank aborts; the lanes agree.
+CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 masked, u32 epoch,
+                                     const u8*& input) {
   const u32 lane = lane_index();
-  bool told = true;
-  if (lane < p.view.world) {
+  Came came = Came::kYes;
+  input = nullptr;
+  if (lane < p.view.world && !is_masked(masked, lane)) {
     const u64 index = u64{epoch & 1u} * p.view.world + lane;
     const u64* word = p.view.template at<u64>(p.areas.inputs + index * sizeof(u64));
-    u64 offset = 0;
-    told = wait_announced(p.common, word, epoch, lane, offset);
-    input = p.view.template at<u8>(offset, lane);
+    // A word of this rank itself: another of its blocks is late, perhaps because of a peer.
+    const Phase phase = lane == p.common.rank ? Phase::kGridSync : Phase::kEpochWord;
+    u64 seen = 0;
+    came = wait_or_mask(
+        p.common, p.masking, {phase, lane, epoch & 0xffffu},
+        [&] { return seen = ptx::ld_acquire_sys(word); },
+        [&](u64 now) { return tagged_with(now, epoch); });
+    bool counts = came == Came::kYes;
+    if (p.masking.late && came != Came::kAbort)
+      counts = ep_agree(&p.state->verdicts[lane], epoch, counts);
+    // The word of a rank that others have seen in time is here too, or will be.
+    if (counts && came == Came::kMasked) counts = wait_announced(p.common, word, epoch, lane, seen);
+    if (counts) input = p.view.template at<u8>(seen & kTaggedValueMask, lane);
     ptx::fence_proxy_async();  // ordinary accesses of the peer, bulk copies here
   }
-  return !ptx::any(kFullMask, !told);
+  return !ptx::any(kFullMask, came == Came::kAbort);
 }
 
 template <EpCombineConfig kConfig>
 struct EpPullWarp {
   const EpCombineParams& p;
   u32 epoch;
+  u32 masked = 0;
   u32 warp;
   u32 lane;
   u32 adder;                   // number of the block among those that add
@@ -71,7 +98,8 @@ struct EpPullWarp {
     ptx::sync_warp(kFullMask);
   }
   // Before the epoch is known. Neighbours in number are in different blocks.
-  CROSSDOCK_DEVICE void begin() {
+  CROSSDOCK_DEVICE void begin(u32 of_masked) {
+    masked = of_masked;
     fetch(warp * adders + adder);
     if constexpr (!kConfig.pushes()) return;
     if (p.tokens.tokens == 0 || lane >= p.view.world) return;
@@ -138,7 +166,7 @@ struct EpPullWarp {
     token = next_ticket / per_token;
     tokens_left = token < p.tokens.tokens;
     if (!tokens_left) return false;
-    row = next_row;
+    row = kConfig.pushes() || input != nullptr ? next_row : kNoRow;
     part = next_ticket % per_token * p.parts.per_ticket;
     last_part = min_of(part + p.parts.per_ticket, p.parts.count) - 1;
     fetch_after = (part + last_part) / 2;
@@ -147,7 +175,8 @@ struct EpPullWarp {
   }
   // By push only weights are read where the experts have left them.
   CROSSDOCK_DEVICE bool find_inputs() {
-    if (!kConfig.pushes() || p.output.weights != nullptr) return ep_wait_inputs(p, epoch, input);
+    if (!kConfig.pushes() || p.output.weights != nullptr)
+      return ep_wait_inputs(p, masked, epoch, input);
     if (lane == p.view.rank) input = p.view.template at<u8>(p.input_offset);
     ptx::fence_proxy_async();  // ordinary stores of this rank's experts, bulk loads here
     return true;

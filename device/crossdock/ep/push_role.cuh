@@ -95,7 +95,7 @@ struct EpPushWarp {
     epoch = of_epoch;
     if (lane == 0) claimed = claim();
     const u8* unused = nullptr;
-    bool ok = ep_wait_inputs(p, epoch, unused);
+    bool ok = ep_wait_inputs(p, 0, epoch, unused);
     ptx::sync_warp(kFullMask);  // what the lanes have acquired is for lane 0
     if (lane == 0) {
       ptx::fence_proxy_async();  // ordinary stores of the experts and of the peers, bulk copies

@@ -5,6 +5,7 @@
 
 #include <crossdock/comm/counter.cuh>
 #include <crossdock/comm/epoch.cuh>
+#include <crossdock/comm/masking.cuh>
 #include <crossdock/layout/ep_small.cuh>
 
 namespace crossdock::device {
@@ -16,7 +17,8 @@ struct EpSmallBlock {
 
   const EpSmallParams& p;
   EpSmallShared shared;
-  u32 epoch = 0;  // of this use of the slot, from 1 on
+  u32 epoch = 0;   // of this use of the slot, from 1 on
+  u32 masked = 0;  // ranks that this launch goes on without
 
   CROSSDOCK_DEVICE explicit EpSmallBlock(const EpSmallParams& params)
       : p(params),
@@ -29,6 +31,10 @@ struct EpSmallBlock {
   }
   CROSSDOCK_DEVICE u32 world() const { return p.view.world; }
   CROSSDOCK_DEVICE u32 rank() const { return p.view.rank; }
+  // Whether rank `peer` exists and is not masked.
+  CROSSDOCK_DEVICE bool talks_to(u32 peer) const {
+    return peer < world() && !is_masked(masked, peer);
+  }
   CROSSDOCK_DEVICE u32 groups() const { return ceil_div(p.tokens, kWarpSize); }
 
   // This rank's words of the slot; `view.map` gives those of a peer.
@@ -38,8 +44,8 @@ struct EpSmallBlock {
   CROSSDOCK_DEVICE u32* flags(u32 source) const {
     return p.view.at<u32>(p.areas.flags) + source * kEpMaxSendBlocks;
   }
-  CROSSDOCK_DEVICE u32* counts(u32 source) const {
-    return p.view.at<u32>(p.areas.counts) + u64{source} * p.areas.most_experts;
+  CROSSDOCK_DEVICE u64* counts(u32 source) const {
+    return p.view.at<u64>(p.areas.counts) + u64{source} * p.areas.most_experts;
   }
   CROSSDOCK_DEVICE u32* free_word(u32 destination) const {
     return p.view.at<u32>(p.areas.free) + destination;
@@ -58,16 +64,18 @@ struct EpSmallBlock {
   CROSSDOCK_DEVICE u32& route(u32 group, u32 destination) const {
     return at<u32>(shared.routes)[group * world() + destination];
   }
-  // By all threads, then a barrier: which tokens go where. False: an id is out of range, a fault
-  // has been raised.
+  // By all threads, then a barrier: which tokens go where; with kCounts how often each expert is
+  // chosen. False: an id is out of range, a fault has been raised.
+  template <bool kCounts>
   CROSSDOCK_DEVICE bool make_routes() const {
     bool valid = true;
     // Not from warp 0 on: it has the first row to load.
-    const u32 warp = (warp_index() + kConfig.warps) % kConfig.all_warps();
-    for (u32 group = warp; group < groups(); group += kConfig.all_warps()) {
+    const u32 warp = (warp_index() + kConfig.warps - 1) % kConfig.warps;
+    for (u32 group = warp; group < groups(); group += kConfig.warps) {
       const u32 token = group * kWarpSize + lane_index();
       u32 ranks = 0;
-      if (token < p.tokens) valid &= destinations(token, ranks);
+      if (token < p.tokens) valid &= destinations<kCounts>(token, ranks);
+      ranks &= ~masked;
       u32 mine = 0;
       for (u32 d = 0; d < world(); ++d) {
         const u32 tokens = ptx::ballot(kFullMask, (ranks >> d & 1u) != 0);
@@ -93,6 +101,7 @@ struct EpSmallBlock {
   }
 
  private:
+  template <bool kCounts>
   CROSSDOCK_DEVICE bool destinations(u32 token, u32& ranks) const {
     const u64 first = u64{token} * p.input.top_k;
     i64 wrong = -1;
@@ -104,6 +113,7 @@ struct EpSmallBlock {
       CROSSDOCK_UNROLL
       for (u32 i = 0; i < kIdsAtOnce; ++i) {
         const bool valid = ids[i] >= 0 && ids[i] < p.experts.experts;
+        if (kCounts && valid) ptx::red_add_shared(at<u32>(shared.histogram) + ids[i], 1u);
         if (valid) ranks |= 1u << p.experts.owner(static_cast<u32>(ids[i]));
         if (!valid && ids[i] != -1) wrong = ids[i];
       }

@@ -1,13 +1,10 @@
 // The blocks of ep_small_dispatch that send.
 //
-//   warps that move rows                         the last warp, of block 0 only
-//     first row -> shared memory                   the slot's earlier use is over: told, if combine
-//     peers' words: is the slot free there?        has not
+//   warp: first row -> shared memory; is the slot free at the destinations?
 //   all: ids -> masks of destinations -> barrier
-//     row -> (cast) -> bulk stores                 headers: rows and blocks to come
-//     ids, weights, token number, scales           selections of each expert
-//     bulk_wait                                    routes, for combine
-//   barrier; one fence for the system; flags[rank][block] = epoch at every destination
+//   warp: row -> (cast) -> bulk stores; ids, weights, token number, scales
+//   bulk_wait -> barrier; one fence for the system
+//   flags[rank][block] = epoch at every destination
 //
 //   lane i of a warp owns destination (rank + i) % world
 //
@@ -17,35 +14,10 @@
 #pragma once
 
 #include <crossdock/ep/cast.cuh>
-#include <crossdock/ep/small_block.cuh>
+#include <crossdock/ep/small_tell.cuh>
 #include <crossdock/ptx/bulk.cuh>
 
 namespace crossdock::device {
-
-// What the lane's destination has said of the slot: so many of its uses there are over.
-template <class Block>
-struct EpSmallCredit {
-  const Block& b;
-  u32 destination;  // world or more: the lane has none
-  u32 seen = 0;
-
-  // Early, so that the load has ended when it is needed.
-  CROSSDOCK_DEVICE void look() {
-    if (destination < b.world()) seen = ptx::ld_acquire_sys(b.free_word(destination));
-  }
-  // All that the destinations had in the slot before has been read there. The lanes agree.
-  CROSSDOCK_DEVICE bool wait() const {
-    bool free = true;
-    const u32 uses = b.epoch - 1;
-    if (destination < b.world()) {
-      if (static_cast<i32>(seen - uses) < 0)
-        free = wait_counter(b.p.common, b.free_word(destination),
-                            {Phase::kSlotFree, destination, uses});
-      ptx::fence_proxy_async();
-    }
-    return !ptx::any(kFullMask, !free);
-  }
-};
 
 template <class Block>
 struct EpSmallWarp {
@@ -135,7 +107,7 @@ struct EpSmallWarp {
   }
   CROSSDOCK_DEVICE bool move() {
     const u32 mine = token(stored++);
-    const u32 target = lane < b.world() ? b.place(mine, destination()) : kNoRow;
+    const u32 target = credit.open ? b.place(mine, destination()) : kNoRow;
     const Choice choice = next;
     if constexpr (kConfig.cast) {
       u8* place = b.template at<u8>(b.shared.casts + warp * b.shared.cast_bytes);
@@ -229,94 +201,6 @@ struct EpSmallWarp {
                                               : u64{row} * (out.scale_bytes / 4) + i;
         if (inside) ptx::st_weak(reinterpret_cast<u32*>(block + out.scales) + at, word);
       });
-    }
-  }
-};
-
-// The last warp of every block; in block 0 it tells everything but the rows.
-template <class Block>
-struct EpSmallTeller {
-  static constexpr EpSmallConfig kConfig = Block::kVariant;
-  const Block& b;
-  u32 lane;
-  u32 released = 0;
-  EpSmallCredit<Block> credit;
-
-  CROSSDOCK_DEVICE explicit EpSmallTeller(const Block& block)
-      : b(block), lane(lane_index()), credit{block, lane_index()} {}
-
-  CROSSDOCK_DEVICE bool works() const { return block_index() == 0; }
-  // Shared memory only.
-  CROSSDOCK_DEVICE void prepare() const {
-    if (!works()) return;
-    for (u32 i = lane; i < b.p.experts.experts; i += kWarpSize)
-      b.template at<u32>(b.shared.histogram)[i] = 0;
-    ptx::sync_warp(kFullMask);
-  }
-  CROSSDOCK_DEVICE void begin() {
-    if (!works()) return;
-    released = ptx::ld_weak(&b.p.state->released.value);
-    credit.look();
-  }
-  // After the plan. False when the rank aborts; the lanes agree.
-  CROSSDOCK_DEVICE bool run(bool failed) const {
-    if (!works()) return true;
-    const u32 uses = b.epoch - 1;
-    // Whoever came before in the stream has read the slot.
-    if (static_cast<i32>(released - uses) < 0) {
-      ptx::fence_acq_rel_sys();
-      if (lane < b.world()) ptx::st_relaxed_sys(b.p.view.map(b.free_word(b.rank()), lane), uses);
-      if (lane == 0) ptx::st_weak(&b.p.state->released.value, uses);
-    }
-    if (!failed && !credit.wait()) return false;
-    tell_headers(failed);
-    if (failed) return false;
-    tell_counts();
-    write_routes();
-    return true;
-  }
-  // This rank has given up, because of whom its abort flag says.
-  CROSSDOCK_DEVICE void tell_headers(bool failed) const {
-    if (lane >= b.world()) return;
-    EpHeader header = EpHeader::make(b.before(b.groups(), lane), b.p.send_blocks, b.p.output);
-    if (failed) {
-      // An atomic: a load might still return the value from before another thread raised the flag.
-      u32* abort = &b.p.common.control->abort.value;
-      header = EpHeader::give_up(abort_peer(ptx::atom_or_relaxed_gpu(abort, 0u)));
-    }
-    put_epoch_word(b.p.view.map(b.header(b.rank()), lane), b.epoch, header.value);
-  }
-
- private:
-  CROSSDOCK_DEVICE void tell_counts() const {
-    u32* histogram = b.template at<u32>(b.shared.histogram);
-    const u32 total = b.p.tokens * b.p.input.top_k;
-    for (u32 first = 0; first < total; first += kWarpSize * Block::kIdsAtOnce) {
-      i64 ids[Block::kIdsAtOnce];
-      CROSSDOCK_UNROLL
-      for (u32 j = 0; j < Block::kIdsAtOnce; ++j) {
-        const u32 i = first + j * kWarpSize + lane;
-        ids[j] = i < total ? b.id(i) : -1;
-      }
-      CROSSDOCK_UNROLL
-      for (u32 j = 0; j < Block::kIdsAtOnce; ++j)
-        if (ids[j] >= 0) ptx::red_add_shared(histogram + ids[j], 1u);
-    }
-    ptx::sync_warp(kFullMask);
-    for (u32 expert = lane; expert < b.p.experts.experts; expert += kWarpSize) {
-      const u32 owner = b.p.experts.owner(expert);
-      u32* there = b.p.view.map(b.counts(b.rank()), owner);
-      ptx::st_weak(there + (expert - b.p.experts.first(owner)), histogram[expert]);
-    }
-  }
-  CROSSDOCK_DEVICE void write_routes() const {
-    if (lane >= b.world()) return;
-    u32 place = b.rank() * b.p.stride;
-    for (u32 group = 0; group < b.groups(); ++group) {
-      const u32 tokens = b.route(group, lane);
-      auto* word = reinterpret_cast<U32x2*>(b.p.result.routes + u64{group} * b.world() + lane);
-      ptx::st_weak(word, U32x2{tokens, place});
-      place += popcount(tokens);
     }
   }
 };

@@ -1,9 +1,9 @@
 // Whether an input block may be written: what a combine before has put there has been read by all
-// peers. By all threads of a block, at least a warp.
+// peers that are not masked. By all threads of a block, at least a warp.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/counter.cuh>
+#include <crossdock/comm/masking.cuh>
 #include <crossdock/layout/ep.cuh>
 
 namespace crossdock::device {
@@ -14,11 +14,15 @@ CROSSDOCK_DEVICE bool ep_wait_free(const LaunchCommon& common, const SymmetricVi
                                    const EpFree& free) {
   if (free.at == nullptr) return true;
   bool done = true;
-  if (thread_index() < view.world) {
-    const u32 source = thread_index();
+  const u32 source = thread_index();
+  if (source < view.world && !is_masked(masked_ranks(free.masking), source)) {
     const u32 target = ptx::ld_weak(free.at + source);
-    done = wait_counter(common, view.at<u32>(free.pulled + source * sizeof(PaddedWord)),
-                        {Phase::kSlotFree, source, target});
+    const u32* pulled = view.at<u32>(free.pulled + source * sizeof(PaddedWord));
+    done = wait_or_mask(
+               common, free.masking, {Phase::kSlotFree, source, target},
+               [&] { return u64{ptx::ld_acquire_sys(pulled)}; },
+               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - target) >= 0; }) !=
+           Came::kAbort;
   }
   return !ThreadGroup::block().any(!done);
 }

@@ -19,6 +19,10 @@
 //     flags[r][n] = e (one fence a batch)  ------->    may load row n of its staging
 //     pulled[r] += 1 per block (release)   ------->    its dispatch into the same slot waits for it
 //
+// The two halves may be launches of their own (`tells`, `adds`), so that no SM waits in between.
+// Masked ranks are told nothing, and their rows are left out of the sums; a sum has all of a row or
+// nothing of it, since the first warp that waits for a late rank decides for all (ep_agree).
+//
 // A launch waits for every peer to have begun its own, so no rank is more than one epoch ahead and
 // two parities are enough. It does not wait until the peers have read this rank's rows: the input
 // block must not be written again before `free_at`, which ep_dispatch with that slot waits for.
@@ -36,10 +40,11 @@ namespace crossdock::device {
 // By one warp, which has fenced (system scope) before: the input is ready, and when its slot will
 // be free again.
 template <EpCombineConfig kConfig>
-CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 epoch) {
+CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 masked, u32 epoch) {
   const u32 lane = lane_index();
   const u64 index = u64{epoch & 1u} * p.view.world + p.view.rank;
-  if (lane < p.view.world)
+  const bool talks = lane < p.view.world && !is_masked(masked, lane);
+  if (talks)
     put_tagged_word(p.view.at<u64>(p.areas.inputs + index * sizeof(u64), lane), epoch,
                     p.input_offset);
   if (lane == 0) {
@@ -50,7 +55,8 @@ CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 epoch) {
   if constexpr (kConfig.small) {
     // The experts have read the rows of the slot.
     const u32 uses = ptx::ld_relaxed_gpu(&p.small->dispatch.finished);
-    ptx::st_relaxed_sys(p.view.map(p.view.at<u32>(p.free_words) + p.view.rank, lane), uses);
+    if (talks)
+      ptx::st_relaxed_sys(p.view.map(p.view.at<u32>(p.free_words) + p.view.rank, lane), uses);
     if (lane == 0) ptx::st_weak(&p.small->released.value, uses);
     return;
   }
@@ -74,8 +80,8 @@ struct EpAddingBlock {
   CROSSDOCK_DEVICE void prepare() const {
     if (works) pull.prepare();
   }
-  CROSSDOCK_DEVICE void begin() {
-    if (works) pull.begin();
+  CROSSDOCK_DEVICE void begin(u32 masked) {
+    if (works) pull.begin(masked);
   }
   CROSSDOCK_DEVICE bool run(u32 epoch) { return !works || pull.run(epoch); }
 };
@@ -90,7 +96,7 @@ struct EpSendingBlock {
   CROSSDOCK_DEVICE void prepare() const {
     if (warp < kConfig.send_warps) push.prepare();
   }
-  CROSSDOCK_DEVICE void begin() {
+  CROSSDOCK_DEVICE void begin(u32) {
     if (warp < kConfig.send_warps) push.begin();
   }
   CROSSDOCK_DEVICE bool run(u32 epoch) {
@@ -105,29 +111,34 @@ CROSSDOCK_DEVICE void run_combine(const EpCombineParams& p, Block&& block) {
   constexpr EpCombineShared kShared = ep_combine_shared(kConfig);
   // What every launch owes falls to the last warps, which get their tokens last.
   constexpr u32 kEpochThread = (kConfig.all_warps() - 1) * kWarpSize;
-  const bool opens = block_index() == grid_size() - 1 && warp_index() == kConfig.all_warps() - 1;
+  const bool last = block_index() == grid_size() - 1 && warp_index() == kConfig.all_warps() - 1;
+  const bool opens = last && p.tells;
   block.prepare();
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
+  const u32 masked = masked_ranks(p.masking);
   u32* shared_epoch = reinterpret_cast<u32*>(dynamic_shared() + kShared.epoch);
-  if (thread_index() == kEpochThread) *shared_epoch = read_epoch(&p.state->combine);
-  block.begin();
+  // Of the launch that has told, if that was another one.
+  if (thread_index() == kEpochThread)
+    *shared_epoch = read_epoch(&p.state->combine) - (p.tells ? 0 : 1);
+  if (p.adds) block.begin(masked);
   // For the announcement; it takes a microsecond, which nobody waits for here.
   if (opens) ptx::fence_acq_rel_sys();
   if (!may_start(p.common)) return;  // also the barrier for the epoch
   const u32 epoch = *shared_epoch;
-  if (opens) open_combine<kConfig>(p, epoch);
-  bool done = block.run(epoch);
+  if (opens) open_combine<kConfig>(p, masked, epoch);
+  bool done = !p.adds || block.run(epoch);
   // Also without tokens: no rank is to be more than one epoch ahead.
   const u8* unused = nullptr;
-  if (done && opens) done = ep_wait_inputs(p, epoch, unused);
+  if (done && last && p.adds) done = ep_wait_inputs(p, masked, epoch, unused);
   done = !ThreadGroup::block().any(!done);
-  if (!kConfig.small && done && warp_index() == 0 && lane_index() < p.view.world) {
+  if (!kConfig.small && done && p.adds && warp_index() == 0 && lane_index() < p.view.world &&
+      !is_masked(masked, lane_index())) {
     const u64 counter = p.areas.pulled + p.view.rank * sizeof(PaddedWord);
     signal_counter(p.view.at<u32>(counter, lane_index()), 1);
   }
   // Late, beside the signal: nobody waits for it.
-  if (thread_index() == kEpochThread) pass_epoch(&p.state->combine, epoch);
+  if (thread_index() == kEpochThread && p.tells) pass_epoch(&p.state->combine, epoch);
 }
 
 namespace kernel {

@@ -17,6 +17,10 @@
 // from everyone; two parities of every word are therefore enough. The launch of e ends when all
 // rows of e are here: what follows in the stream may read them.
 //
+// With masks (`stride`) places are fixed by source, as in ep_small_dispatch, so that ranks need not
+// agree who is masked; a block then waits for counts of this rank only. With `masking.late` a rank
+// that does not come is masked; its rows and selections are left out.
+//
 // A fault (an id out of range, a peer that does not come) ends the launch at every rank, with the
 // record at the rank that found it; rows may have been stored by then, but none has been delivered.
 // SPDX-License-Identifier: Apache-2.0
@@ -44,6 +48,7 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
 
+  block.masked = masked_ranks(p.masking);
   // What needs no epoch, side by side: the first rows, the slot, the destinations.
   u32* epoch = block.template at<u32>(block.shared.epoch);
   if (thread_index() == kEpochThread) *epoch = read_epoch(&p.state->dispatch);
@@ -72,15 +77,16 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
   }
   done = !all.any(!done);
   if (done && warp == 0 && lane_index() < p.view.world) {
-    const u32 peer = p.view.rank + lane_index();
-    signal_counter(
-        p.view.map(block.arrivals(p.view.rank), peer < p.view.world ? peer : peer - p.view.world),
-        1);
+    const u32 after = p.view.rank + lane_index();
+    const u32 peer = after < p.view.world ? after : after - p.view.world;
+    if (block.talks_to(peer)) signal_counter(p.view.map(block.arrivals(p.view.rank), peer), 1);
   }
   // Late, beside the signal: it takes longer, and nobody waits for it.
   if (thread_index() == kEpochThread) pass_epoch(&p.state->dispatch, block.epoch);
   ptx::sync_warp(kFullMask);
   if (done && dispatches && block_index() == 0) finish.run();
+  if (!p.masking.late || !done || block_index() != 0) return;
+  if (!all.any(aborted(p.common)) && dispatches) finish.run_late();
 }
 
 }  // namespace crossdock::device::kernel

@@ -8,6 +8,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/layout/ep_mask.cuh>
 #include <crossdock/layout/fault.cuh>
 #include <crossdock/layout/sync.cuh>
 
@@ -119,29 +120,34 @@ struct EpAreas {
   u64 ends;           // [2][source] tagged words: the end of the source's rows here
   u64 outputs;        // [2][destination] announced words: where its rows go, an offset
   u64 arrivals;       // [source] padded words: blocks whose rows have all arrived
-  u64 expert_totals;  // [2][local expert]: selections that arrived, in all epochs of the parity
+  u64 expert_totals;  // [2][total_sources][local expert]: selections that arrived, in all epochs of
+                      // the parity
   u64 inputs;         // [2][destination] announced words: where its expert outputs are, an offset
   u64 pulled;         // [source] padded words: blocks that have read all they need
   u32 most_blocks;    // of any rank
   u32 most_experts;   // of any rank
+  u32 total_sources;  // 1: totals of all sources together; world: of each, so that one can be left
+                      // out
 };
 CROSSDOCK_HOST_DEVICE constexpr EpAreas add_ep(SymmetricLayout& layout, u32 world, u32 experts,
-                                               u32 most_blocks) {
+                                               u32 most_blocks, bool masks = false) {
   EpAreas out{};
   out.most_blocks = most_blocks;
+  out.total_sources = masks ? world : 1;
   out.most_experts = EpExperts::make(experts, world).most();
   out.counts = layout.add("ep.counts", u64{2} * world * most_blocks * ep_quads(world) * 8);
   out.ends = layout.add("ep.ends", u64{2} * world * 8);
   out.outputs = layout.add("ep.outputs", u64{2} * world * 8);
   out.arrivals = layout.add("ep.arrivals", u64{world} * sizeof(PaddedWord));
-  out.expert_totals = layout.add("ep.expert_totals", u64{2} * out.most_experts * 4);
+  out.expert_totals =
+      layout.add("ep.expert_totals", u64{2} * out.total_sources * out.most_experts * 4);
   out.inputs = layout.add("ep.inputs", u64{2} * world * 8);
   out.pulled = layout.add("ep.pulled", u64{world} * sizeof(PaddedWord));
   return out;
 }
 
 // What a rank keeps between launches, in its device memory; zero before the first launch and after
-// a reset. Followed in memory by `expert_previous`, [2][most_experts] words.
+// a reset. Followed in memory by `expert_previous`, [2][total_sources][most_experts] words.
 struct EpState {
   EpochState dispatch;
   EpochState combine;
@@ -152,7 +158,8 @@ struct EpState {
   u32 pulled[kEpMaxRanks];     // blocks that have pulled from here, of all epochs so far
   // `pulled` at which the slot's input is free again; the last is the transit.
   u32 free_at[kEpMaxSlots + 1][kEpMaxRanks];
-  u32 routed[kEpMaxBlocks];  // the epoch for which a block's routes are complete
+  u32 verdicts[kEpMaxRanks];  // of combine with late masks: 2 * epoch, and 1 if the rank came
+  u32 routed[kEpMaxBlocks];   // the epoch for which a block's routes are complete
 };
 
 // When an input block is free to be written again: `at` [world] is what the words of `pulled`
@@ -160,6 +167,7 @@ struct EpState {
 struct EpFree {
   u64 pulled;
   const u32* at;
+  EpMasking masking;
 };
 
 }  // namespace crossdock::device

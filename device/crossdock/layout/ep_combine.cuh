@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/layout/ep_mask.cuh>
 #include <crossdock/layout/ep_small.cuh>
 
 namespace crossdock::device {
@@ -126,6 +127,11 @@ struct EpCombineParams {
   u32 slot;  // of the input block, for dispatch to know when it is free; kNoSlot: none
   EpState* state;
   u8 source_blocks[kEpMaxRanks];  // of this kernel at every rank
+  // Halves of a combine may be launches of their own: the first tells the peers that the input is
+  // ready, the second waits for them and adds up.
+  bool tells;
+  bool adds;
+  EpMasking masking;  // by pull only
   // Few tokens only.
   u64 free_words;  // EpSmallAreas::free
   EpSmallState* small;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <crossdock/layout/ep.cuh>
+#include <crossdock/layout/ep_mask.cuh>
 
 namespace crossdock::device {
 
@@ -141,7 +142,9 @@ struct EpDispatchParams {
   EpDispatchResult result;
   EpStatistics statistics;
   EpState* state;
-  u32* expert_previous;  // [2][most_experts]
+  u32* expert_previous;  // [2][total_sources][most_experts]
+  EpMasking masking;
+  u32 stride;  // with masks: places from source to source; 0: rows lie one after the other
   u8 source_blocks[kEpMaxRanks];
   u32 most_blocks;  // the largest of source_blocks
 };

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/layout/ep_mask.cuh>
 
 namespace crossdock::device {
 
@@ -18,8 +19,7 @@ inline constexpr u32 kEpMaxSendBlocks = 32;  // of a launch: a lane waits for ea
 struct EpSmallConfig {
   u32 warps;  // that move rows, each one at a time
   bool cast;  // bf16 in, e4m3 and one scale per 128 values out
-  CROSSDOCK_HOST_DEVICE constexpr u32 all_warps() const { return warps + 1; }
-  CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return all_warps() * kWarpSize; }
+  CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return warps * kWarpSize; }
 };
 
 // What a source tells a destination first: an epoch word with
@@ -60,7 +60,7 @@ struct EpHeader {
 struct EpSmallAreas {
   u64 headers;       // [source] epoch words
   u64 flags;         // [source][kEpMaxSendBlocks] epochs: the block's rows are here
-  u64 counts;        // [source][most_experts]: selections of each local expert
+  u64 counts;        // [source][most_experts] epoch words: selections of each local expert
   u64 free;          // [destination]: so many uses of the slot there are over
   u64 inputs;        // [2][destination] announced words of combine
   u32 most_experts;  // of any rank
@@ -72,7 +72,7 @@ CROSSDOCK_HOST_DEVICE constexpr EpSmallAreas add_ep_small(SymmetricLayout& layou
   SymmetricLayout block;
   out.headers = block.add("headers", u64{world} * 8);
   out.flags = block.add("flags", u64{world} * kEpMaxSendBlocks * 4);
-  out.counts = block.add("counts", u64{world} * out.most_experts * 4);
+  out.counts = block.add("counts", u64{world} * out.most_experts * 8);
   out.free = block.add("free", u64{world} * 4);
   out.inputs = block.add("inputs", u64{2} * world * 8);
   const u64 at = layout.add("ep.small.control", block.bytes);
@@ -97,19 +97,38 @@ struct EpSmallParams {
   EpSmallAreas areas;
   EpExperts experts;
   u32 tokens;
-  u32 stride;       // places of a source in a slot
-  u32 send_blocks;  // the first blocks of the grid; 0: this launch only receives
-  bool receives;    // one more block waits until everything is here
-  bool wide_ids;    // expert ids are 64 bits
+  u32 stride;  // places of a source in a slot
+  // The grid: blocks that send rows, one that tells what comes, one that waits for all of it.
+  u32 send_blocks;
+  bool sends;     // with the block that tells
+  bool receives;  // with the block that waits
+  bool wide_ids;  // expert ids are 64 bits
   EpDispatchInput input;
   EpOutputLayout output;
   u64 output_offset;  // of the slot's block in every window
   EpDispatchResult result;
   EpStatistics statistics;
   EpSmallState* state;
+  EpMasking masking;
 };
 
-// Shared memory of a block that sends. A block that receives has `ends` only.
+// Changes a rank's mask, and tells what it is.
+struct EpMaskConfig {
+  u32 threads;
+};
+struct EpMaskParams {
+  EpMask* mask;
+  u32 set;    // ranks to mask; not this one
+  u32 clear;  // ranks to let in again
+  i32* told;  // [world], then: 1 for a masked rank, else 0; may be null
+  SymmetricView view;
+  EpAreas areas;
+  EpState* state;
+  u32 slots;  // small ones
+  EpSmallState* small[kEpMaxSmallSlots];
+};
+
+// Shared memory of a block.
 struct EpSmallShared {
   u32 stages;  // [warps] rows
   u32 stage_bytes;
@@ -117,8 +136,8 @@ struct EpSmallShared {
   u32 cast_bytes;
   u32 barriers;   // [warps] mbarriers
   u32 routes;     // [groups][world] words: which tokens of the group go there
-  u32 histogram;  // [experts] words, of block 0
-  u32 ends;       // [world] words: rows of each source
+  u32 histogram;  // [experts] words, of the blocks that tell and receive
+  u32 headers;    // [world] words, of the block that receives
   u32 epoch;
   u32 bytes;
 };
@@ -133,8 +152,8 @@ CROSSDOCK_HOST_DEVICE constexpr EpSmallShared ep_small_shared(EpSmallConfig c, u
   s.barriers = s.casts + c.warps * s.cast_bytes;
   s.routes = s.barriers + c.warps * 8;
   s.histogram = s.routes + ceil_div(tokens, kWarpSize) * world * 4;
-  s.ends = s.histogram + experts * 4;
-  s.epoch = s.ends + world * 4;
+  s.headers = s.histogram + experts * 4;
+  s.epoch = s.headers + world * 4;
   s.bytes = round_up(s.epoch + 4, 128u);
   return s;
 }

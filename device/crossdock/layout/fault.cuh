@@ -30,7 +30,10 @@ enum class KernelId : u32 {
   kEpSmallDispatch = 15,
   kFetchRows = 16,
   kAddParts = 17,
-  kFirstFree = 18,
+  kEpMask = 18,
+  kEpPacketDispatch = 19,
+  kEpPacketCombine = 20,
+  kFirstFree = 21,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -68,6 +71,12 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "fetch_rows";
     case KernelId::kAddParts:
       return "add_parts";
+    case KernelId::kEpMask:
+      return "ep_mask";
+    case KernelId::kEpPacketDispatch:
+      return "ep_packet_dispatch";
+    case KernelId::kEpPacketCombine:
+      return "ep_packet_combine";
     default:
       return "unknown kernel";
   }

@@ -253,6 +253,33 @@ class CROSSDOCK_API Group {
   Result<> expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream = nullptr);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream = nullptr);
 
+  // The halves of a dispatch on the small path, so that no SM waits in between: the first sends
+  // this rank's rows, the second, a block that runs when most has come, waits for those of the
+  // others. What was received is there after the second only, and every other call with the handle
+  // comes after it. Twice is an error; a handle may be dropped without it.
+  Result<Handle> dispatch_send(std::uint32_t rank, const Tokens& tokens,
+                               const DispatchOptions& how = {}, StreamPtr stream = nullptr);
+  Result<> dispatch_receive(const Handle& handle, StreamPtr stream = nullptr);
+  // The halves of a combine, by pull: the first tells the others that the experts' rows are ready,
+  // the second waits for theirs, loads and adds up. In turns for each handle.
+  Result<> combine_send(const Handle& handle, StreamPtr stream = nullptr);
+  Result<> combine_receive(const Handle& handle, const Combined& combined,
+                           StreamPtr stream = nullptr);
+
+  // Goes on without `peer`, or with it again, in the order of the stream; by default nobody is
+  // masked. A masked rank is sent nothing and not waited for; combine adds up what the others have.
+  // Ranks need not agree. A rank may be let in again when it has made the same calls meanwhile;
+  // else the group needs a reset(). kInvalidArgument for the rank itself, which also means that not
+  // all can be masked.
+  Result<> mask(std::uint32_t rank, std::uint32_t peer, bool masked, StreamPtr stream = nullptr);
+  // Nobody is masked from then on.
+  Result<> clear_mask(std::uint32_t rank, StreamPtr stream = nullptr);
+  // Writes 1 for every rank that is masked and 0 for the others to `told`, [world] in memory of the
+  // rank's GPU, in the order of the stream.
+  Result<> read_mask(std::uint32_t rank, std::int32_t* told, StreamPtr stream = nullptr);
+  // The ranks that are masked now, a bit each. Not in the order of any stream.
+  Result<std::uint32_t> masked(std::uint32_t rank, Deadline deadline) const;
+
   // Waits for the ranks' own streams (on the CPU: runs what was called), then check().
   Result<> synchronize(Deadline deadline);
   // The first fault of a local rank, naming what failed and who is to blame. Never waits.

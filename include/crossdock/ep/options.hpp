@@ -67,6 +67,13 @@ struct Options {
   std::uint32_t combine_send_sms = 0;
   // The longest a kernel waits for a peer before the call fails, naming it.
   std::chrono::nanoseconds wait{std::chrono::seconds(2)};
+  // Ranks may be masked (Group::mask): one goes on without them. Rows of the large path then have
+  // places fixed by source too, max_tokens apart (Received::source_stride), so that nobody's places
+  // depend on who is missing.
+  bool masks = false;
+  // A rank that has not come by then is masked by the kernel itself, and the call goes on without
+  // it. False: that is a fault. Needs masks and combine = kPull; costs a combine an atomic.
+  bool mask_late = false;
   bool cast = true;  // dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
   // Rows by expert (Group::group_rows): each expert's begin at a multiple of it. 0: not wanted.
   std::uint32_t expert_alignment = 0;

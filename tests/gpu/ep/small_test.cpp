@@ -72,6 +72,95 @@ TEST_F(EpGpu, BothPathsInOneGraph) {
   }
   ASSERT_NO_FATAL_FAILURE(replay_and_check(r, c, graphs, 100));
 }
+// Both halves of two batches, in turns, in one graph: in packets, and by flags.
+TEST_F(EpGpu, HalvesOfTwoBatchesInOneGraph) {
+  for (const u32 tokens : {4u, 64u}) {
+    EpCase c = few(identity_case(world_, tokens));
+    EpGroupRig r = rig(c);
+    r.load(finite_inputs(c, 1));
+    std::vector<cuda::Graph> graphs;
+    for (const u32 rank : r.group().local_ranks()) {
+      const auto& stream = *r.rank(rank).device().stream();
+      auto capture = cuda::Capture::begin(stream).value();
+      std::vector<ep::Handle> batches;
+      for (u32 i = 0; i < 2; ++i)
+        batches.push_back(r.group().dispatch_send(rank, r.tokens(rank)).value());
+      for (const auto& handle : batches) {
+        ASSERT_TRUE(r.group().dispatch_receive(handle).ok());
+        const u64 bytes = u64{handle.received().capacity} * handle.received().row_bytes;
+        ASSERT_TRUE(cuda::copy_async(cuda::device_ptr(handle.expert_input().rows),
+                                     cuda::device_ptr(handle.received().rows), bytes, stream)
+                        .ok());
+      }
+      for (const auto& handle : batches)
+        ASSERT_TRUE(r.group().combine_send(handle).ok());
+      for (const auto& handle : batches)
+        ASSERT_TRUE(r.group().combine_receive(handle, {.rows = r.combined(rank)}).ok());
+      graphs.push_back(capture.finish().value());
+    }
+    ASSERT_NO_FATAL_FAILURE(replay_and_check(r, c, graphs, 100));
+  }
+}
+// The last rank is masked by the others on all paths, then let in again.
+TEST_F(EpGpu, MasksOnAllPaths) {
+  if (world_ < 2) GTEST_SKIP() << "needs at least two GPUs";
+  for (const u32 tokens : {4u, 100u})
+    for (const ep::Path path : {ep::Path::kSmall, ep::Path::kLarge}) {
+      EpCase c = few(identity_case(world_, tokens));
+      EpGroupRig r = rig(c, [](ep::Options& o) { o.masks = true; });
+      const u32 gone = world_ - 1;
+      for (u32 seed = 1; seed <= 6; ++seed) {
+        const bool apart = seed % 2 == 0;
+        const EpInputs all(c, seed);
+        const EpInputs seen = apart ? all.without(gone) : all;
+        r.load(all);
+        std::vector<ep::Handle> handles;
+        for (u32 rank = 0; rank < world_; ++rank) {
+          // Ranks that are apart go on, each with those that it sees.
+          for (u32 peer = 0; peer < world_; ++peer)
+            if (peer != rank && (rank == gone || peer == gone)) {
+              ASSERT_TRUE(r.group().mask(rank, peer, apart).ok());
+            }
+          handles.push_back(r.group().dispatch(rank, r.tokens(rank), {.path = path}).value());
+        }
+        ASSERT_NO_FATAL_FAILURE(r.synchronize());
+        for (const auto& handle : handles) {
+          if (handle.rank() == gone) continue;
+          ASSERT_NO_FATAL_FAILURE(r.check(handle, EpReference(c, seen))) << "seed " << seed;
+          r.write_expert_rows(handle, seen, seed);
+        }
+        for (const auto& handle : handles)
+          ASSERT_NO_FATAL_FAILURE(r.combine(handle));
+        ASSERT_NO_FATAL_FAILURE(r.synchronize());
+        for (u32 rank = 0; apart && rank < gone; ++rank)
+          ASSERT_NO_FATAL_FAILURE(r.check_combined(rank, EpReference(c, seen), seed));
+      }
+    }
+}
+// A rank that does not call is masked by the kernels of the others, which go on.
+TEST_F(EpGpu, ARankThatDoesNotComeIsMasked) {
+  if (world_ < 2) GTEST_SKIP() << "needs at least two GPUs";
+  for (const ep::Path path : {ep::Path::kSmall, ep::Path::kLarge}) {
+    EpCase c = few(identity_case(world_, 64));
+    EpGroupRig r = rig(c, [](ep::Options& o) {
+      o.masks = o.mask_late = true;
+      o.wait = std::chrono::milliseconds(300);
+    });
+    const EpInputs all(c, 1);
+    const u32 gone = world_ - 1;
+    const EpInputs seen = all.without(gone);
+    r.load(all);
+    for (u32 turn = 0; turn < 3; ++turn) {
+      std::vector<ep::Handle> handles;
+      for (u32 rank = 0; rank < gone; ++rank)
+        handles.push_back(r.group().dispatch(rank, r.tokens(rank), {.path = path}).value());
+      ASSERT_NO_FATAL_FAILURE(r.synchronize());
+      for (const auto& handle : handles)
+        ASSERT_NO_FATAL_FAILURE(r.check(handle, EpReference(c, seen))) << "turn " << turn;
+    }
+    EXPECT_EQ(r.group().masked(0, ep_soon()).value(), 1u << gone);
+  }
+}
 // Dispatches alone, far ahead of the host and of each other: nobody overwrites what is still read.
 TEST_F(EpGpu, ManyDispatchesOfFewTokensWithoutCombine) {
   EpCase c = few(large(32));

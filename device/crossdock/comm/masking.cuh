@@ -1,0 +1,50 @@
+// Masks in kernels, and waits that end with a masked peer instead of a fault.
+//
+//   wait for a peer expires, `late`:   mask.ranks |= peer (relaxed, gpu)    the launch goes on
+//   every later launch of the rank:    reads mask.ranks when it begins      skips the peer
+//
+// A launch reads the mask once a thread; what another block masks meanwhile it learns by its own
+// wait.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/comm/wait.cuh>
+#include <crossdock/layout/ep_mask.cuh>
+
+namespace crossdock::device {
+
+// The ranks that this launch goes on without; after grid_dependency_wait.
+CROSSDOCK_DEVICE u32 masked_ranks(const EpMasking& masking CROSSDOCK_SITE) {
+  return masking.mask == nullptr ? 0
+                                 : ptx::ld_relaxed_gpu(&masking.mask->ranks CROSSDOCK_PASS_SITE);
+}
+CROSSDOCK_HOST_DEVICE constexpr bool is_masked(u32 ranks, u32 rank) {
+  return (ranks >> rank & 1u) != 0;
+}
+
+// How a wait for a peer has ended.
+enum class Came : u32 {
+  kYes,
+  kMasked,  // it did not come, and is masked from now on
+  kAbort,   // leave: a fault has been raised by somebody
+};
+
+// The wait of one thread for `expected.peer`, never for the rank itself.
+template <class Load, class Done>
+CROSSDOCK_DEVICE Came wait_or_mask(const LaunchCommon& c, const EpMasking& masking,
+                                   const Expected& expected, const Load& load,
+                                   const Done& done CROSSDOCK_SITE) {
+  u64 seen = 0;
+  const WaitOutcome outcome = poll_until(c, expected.phase, seen, load, done CROSSDOCK_PASS_SITE);
+  if (outcome == WaitOutcome::kDone) return Came::kYes;
+  if (outcome == WaitOutcome::kAborted) return Came::kAbort;
+  if (masking.late && expected.peer != c.rank) {
+    ptx::atom_or_relaxed_gpu(&masking.mask->late, 1u << expected.peer CROSSDOCK_PASS_SITE);
+    ptx::atom_or_relaxed_gpu(&masking.mask->ranks, 1u << expected.peer CROSSDOCK_PASS_SITE);
+    return Came::kMasked;
+  }
+  raise_fault(c, expected, seen, deadline_of(c, expected.phase) CROSSDOCK_PASS_SITE);
+  return Came::kAbort;
+}
+
+}  // namespace crossdock::device

@@ -1,0 +1,225 @@
+// ep_packet_combine: combine of a handful of tokens. The ranks that have rows of others' tokens
+// send them in packets, whole, as the experts have left them; every rank adds up what comes. There
+// is no announcement, no fence and no load from a peer: a row is on its way as soon as it is read.
+//
+// Launch on every rank after a dispatch of at most kEpMaxPacketTokens tokens, the same number of
+// times for each slot: grid = send_blocks, then add_blocks; block = 32 * kConfig.warps threads.
+// Either half may be a launch of its own.
+//
+//   epoch e at rank r                                   a peer
+//     warp: a part of a row of a peer's token    ---->    sums[e & 1][r][n]
+//     warp: a part of a token of this rank: the packets of all ranks that had it, in their order;
+//           biases first, in fp32, rounded once
+//     a packet of each rank at least, also when it has nothing for this one
+//
+// A rank sends for e when it has got everything of e - 1, which a peer sends after it has read all
+// of e - 2: two parities are enough.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <crossdock/ep/add_rows.cuh>
+#include <crossdock/ep/packet_send.cuh>
+
+namespace crossdock::device {
+
+struct EpPacketCombine {
+  static constexpr u32 kPart = EpMessage::packets_in(kEpPartWords);
+  const EpPacketCombineParams& p;
+  u32 epoch;
+  u32 masked;
+  u32 warp;  // among those of its kind, of the grid
+  u32 warps;
+  u32 lane;
+  EpPacketPlaces places;
+
+  CROSSDOCK_DEVICE EpPacketCombine(const EpPacketCombineParams& params, u32 of_epoch, u32 of_masked,
+                                   u32 index, u32 count)
+      : p(params),
+        epoch(of_epoch),
+        masked(of_masked),
+        warp(index),
+        warps(count),
+        lane(lane_index()),
+        places{p.areas, p.view, of_epoch & 1u} {}
+
+  CROSSDOCK_DEVICE u32 parts() const { return ceil_div(p.row_words, kEpPartWords); }
+  CROSSDOCK_DEVICE u32 words_of(u32 part) const {
+    return part == parts() ? p.top_k : min_of(kEpPartWords, p.row_words - part * kEpPartWords);
+  }
+  CROSSDOCK_DEVICE bool talks_to(u32 peer) const { return !is_masked(masked, peer); }
+
+  // ---- send -------------------------------------------------------------------------------------
+
+  CROSSDOCK_DEVICE void send_all() const {
+    // Weights are a part more.
+    const u32 units = parts() + 1;
+    u32 rows = 0;
+    if (lane < p.view.world && talks_to(lane))
+      rows = ptx::ld_weak(p.source_ends + lane) - lane * p.stride;
+    u32 next = warp;
+    for (u32 i = 0; i < p.view.world; ++i) {
+      const u32 after = p.view.rank + 1 + i;
+      const u32 source = after < p.view.world ? after : after - p.view.world;
+      const u32 mine = ptx::shuffle(kFullMask, rows, source) * units;
+      for (; next < mine; next += warps)
+        send(source, next / units, next % units);
+      next -= mine;
+    }
+    // A rank that has nothing from here is to know that this rank has come so far.
+    if (warp == 0 && lane < p.view.world && talks_to(lane))
+      put_packet(places.header(p.view.rank, lane) + headers(), epoch, rows, 0, 0);
+  }
+  // Combine has headers of its own, behind those of dispatch.
+  CROSSDOCK_DEVICE u64 headers() const { return u64{2} * p.view.world; }
+  CROSSDOCK_DEVICE void send(u32 source, u32 n, u32 part) const {
+    const u64 row = u64{source} * p.stride + n;
+    const auto* from = part == parts() ? reinterpret_cast<const u32*>(p.weights) + row * p.top_k
+                                       : reinterpret_cast<const u32*>(p.rows) + row * p.row_words +
+                                             part * kEpPartWords;
+    const u32 count = words_of(part);
+    U32x4* to = places.sum(p.view.rank, n, source) + part * kPart;
+    u32 words[kEpPartPackets][kPacketWords];
+    CROSSDOCK_UNROLL
+    for (u32 j = 0; j < kEpPartPackets; ++j)
+      CROSSDOCK_UNROLL
+    for (u32 k = 0; k < kPacketWords; ++k) {
+      const u32 i = (lane + j * kWarpSize) * kPacketWords + k;
+      words[j][k] = i < count ? ptx::ld_weak(from + i) : 0;
+    }
+    CROSSDOCK_UNROLL
+    for (u32 j = 0; j < kEpPartPackets; ++j) {
+      const u32 i = lane + j * kWarpSize;
+      if (i * kPacketWords < count)
+        put_packet(to + i, epoch, words[j][0], words[j][1], words[j][2]);
+    }
+  }
+
+  // ---- add --------------------------------------------------------------------------------------
+
+  // False when the rank aborts; the lanes agree.
+  CROSSDOCK_DEVICE bool add_all() const {
+    const u32 units = parts() + (p.output.weights != nullptr ? 1 : 0);
+    u32 route = 0;
+    if (lane < p.view.world && talks_to(lane) && p.tokens.tokens != 0)
+      route = ptx::ld_weak(reinterpret_cast<const u32*>(p.routes + lane));
+    for (u32 unit = warp; unit < p.tokens.tokens * units; unit += warps)
+      if (!add(route, unit / units, unit % units)) return false;
+    return warp != 0 || wait_headers();
+  }
+  // So that no rank is more than an epoch ahead.
+  CROSSDOCK_DEVICE bool wait_headers() const {
+    bool came = true;
+    if (lane < p.view.world && talks_to(lane)) {
+      const U32x4* const packets[1] = {places.header(lane, p.view.rank) + headers()};
+      U32x4 got[1]{};
+      came = wait_packets(p.common, {Phase::kEpochWord, lane, epoch}, packets, 1u, got);
+    }
+    return !ptx::any(kFullMask, !came);
+  }
+  // `route`: the tokens of this rank that the lane's rank had, a bit each.
+  CROSSDOCK_DEVICE bool add(u32 route, u32 token, u32 part) const {
+    const bool weights = part == parts();
+    const u32 count = words_of(part);
+    float sums[kEpPartPackets][kPacketWords][2]{};
+    if (!weights) add_biases(sums, token, part, count);
+    for (u32 left = ptx::ballot(kFullMask, (route >> token & 1u) != 0); left != 0;
+         left &= left - 1) {
+      const u32 rank = lowest_bit(left);
+      const u32 n = popcount(ptx::shuffle(kFullMask, route, rank) & ((1u << token) - 1));
+      const U32x4* from = places.sum(rank, n, p.view.rank) + part * kPart;
+      const U32x4* packets[kEpPartPackets];
+      u32 wanted = 0;
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kEpPartPackets; ++j) {
+        packets[j] = from + lane + j * kWarpSize;
+        if ((lane + j * kWarpSize) * kPacketWords < count) wanted |= 1u << j;
+      }
+      U32x4 got[kEpPartPackets]{};
+      const bool came =
+          wait_packets(p.common, {Phase::kEpochWord, rank, epoch}, packets, wanted, got);
+      if (ptx::any(kFullMask, !came)) return false;
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kEpPartPackets; ++j) {
+        const u32 words[kPacketWords] = {got[j].x, got[j].y, got[j].z};
+        CROSSDOCK_UNROLL
+        for (u32 k = 0; k < kPacketWords; ++k)
+          accumulate(sums[j][k], words[k], weights);
+      }
+    }
+    store(sums, token, part, count);
+    return true;
+  }
+  CROSSDOCK_DEVICE static void accumulate(float (&sum)[2], u32 word, bool weights) {
+    if (weights) {
+      sum[0] += bit_cast<float>(word);
+      return;
+    }
+    const ptx::F32x2 two = ptx::f32_from_bf16x2(word);
+    sum[0] += two.lo;
+    sum[1] += two.hi;
+  }
+  CROSSDOCK_DEVICE void add_biases(float (&sums)[kEpPartPackets][kPacketWords][2], u32 token,
+                                   u32 part, u32 count) const {
+    for (u32 b = 0; b < 2; ++b) {
+      if (p.output.bias[b] == nullptr) continue;
+      const auto* from =
+          reinterpret_cast<const u32*>(p.output.bias[b] + token * p.output.bias_stride[b]) +
+          part * kEpPartWords;
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kEpPartPackets; ++j)
+        CROSSDOCK_UNROLL
+      for (u32 k = 0; k < kPacketWords; ++k) {
+        const u32 i = (lane + j * kWarpSize) * kPacketWords + k;
+        if (i < count) accumulate(sums[j][k], ptx::ld_weak(from + i), false);
+      }
+    }
+  }
+  CROSSDOCK_DEVICE void store(const float (&sums)[kEpPartPackets][kPacketWords][2], u32 token,
+                              u32 part, u32 count) const {
+    const bool weights = part == parts();
+    u32* to = weights ? reinterpret_cast<u32*>(p.output.weights + u64{token} * p.top_k)
+                      : reinterpret_cast<u32*>(p.output.rows + token * p.output.row_stride) +
+                            part * kEpPartWords;
+    CROSSDOCK_UNROLL
+    for (u32 j = 0; j < kEpPartPackets; ++j)
+      CROSSDOCK_UNROLL
+    for (u32 k = 0; k < kPacketWords; ++k) {
+      const u32 i = (lane + j * kWarpSize) * kPacketWords + k;
+      if (i >= count) continue;
+      ptx::st_weak(to + i, weights ? bit_cast<u32>(sums[j][k][0])
+                                   : ptx::bf16x2_from_f32(sums[j][k][0], sums[j][k][1]));
+    }
+  }
+};
+
+namespace kernel {
+
+template <EpPacketCombineConfig kConfig>
+CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.warps* kWarpSize, 1)
+    ep_packet_combine(CROSSDOCK_PARAMS(EpPacketCombineParams, p)) {
+  const ThreadGroup all = ThreadGroup::block();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+  // All loads first, then what comes of them.
+  const bool sends = p.send_blocks != 0;
+  const bool aborted_before = aborted(p.common);
+  const u32 launch = read_epoch(&p.state->combine);
+  const u32 masked = masked_ranks(p.masking);
+  // Of the launch that has sent, if that was another one.
+  const u32 epoch = ptx::uniform(launch - (sends ? 0 : 1));
+  const bool stop = ptx::any(kFullMask, aborted_before);
+  const u32 warp = ptx::uniform(warp_index());
+  if (!stop && block_index() < p.send_blocks) {
+    const u32 warps = p.send_blocks * kConfig.warps;
+    EpPacketCombine(p, epoch, masked, warp * p.send_blocks + block_index(), warps).send_all();
+  } else if (!stop) {
+    const u32 block = block_index() - p.send_blocks;
+    const u32 warps = p.add_blocks * kConfig.warps;
+    (void)EpPacketCombine(p, epoch, masked, warp * p.add_blocks + block, warps).add_all();
+  }
+  all.sync();  // all warps have read the epoch
+  if (all.leader() && sends) pass_epoch(&p.state->combine, epoch);
+}
+
+}  // namespace kernel
+}  // namespace crossdock::device

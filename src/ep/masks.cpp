@@ -1,0 +1,55 @@
+// Core: masks: which ranks a rank goes on without. See core.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "ep/handle.hpp"
+
+namespace crossdock::ep {
+
+Result<> Core::mask(u32 r, u32 peer, bool masked, StreamPtr stream) {
+  if (peer >= window_.world)
+    return invalid_argument(
+        fmt::format("ep mask: peer = {} must be one of the {} ranks", peer, window_.world));
+  if (peer == r)
+    return invalid_argument(
+        fmt::format("ep mask: rank {} cannot go on without itself: mask it at the others", r));
+  const u32 bit = 1u << peer;
+  return change_mask(r, {.set = masked ? bit : 0, .clear = bit}, stream);
+}
+
+Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
+  CROSSDOCK_TRY(state, find(r));
+  if (!options_.masks)
+    return invalid_argument("ep mask: the group was made with masks = false: make it with true");
+  device::EpMaskParams p{};
+  p.view = group_->rank(r).view();
+  p.areas = window_.areas;
+  p.state = state->state.as<device::EpState>();
+  p.mask = state->mask.as<device::EpMask>();
+  p.set = change.set;
+  p.clear = change.clear;
+  p.told = change.told;
+  for (const SmallSlot& slot : state->small)
+    p.small[p.slots++] = slot.state.as<device::EpSmallState>();
+  const symm::Rank& rank = group_->rank(r);
+  std::optional<cuda::Stream> kept;
+  CROSSDOCK_TRY(launch_shape, shape(rank, 1, stream, kept));
+  return launcher_->launch(rank, *mask_, launch_shape, p);
+}
+
+Result<> Core::read_mask(u32 r, std::int32_t* told, StreamPtr stream) {
+  if (told == nullptr || reinterpret_cast<std::uintptr_t>(told) % 4 != 0)
+    return invalid_argument(fmt::format("ep read_mask: told at {} must be i32 [{}]",
+                                        static_cast<const void*>(told), window_.world));
+  CROSSDOCK_CHECK_OK(check_memory({r, "read_mask"}, told, "words"));
+  return change_mask(r, {.told = told}, stream);
+}
+
+Result<u32> Core::masked(u32 r, Deadline deadline) {
+  CROSSDOCK_TRY(state, find(r));
+  device::EpMask mask{};
+  CROSSDOCK_CHECK_OK(group_->rank(r).read(&mask, state->mask.address(), sizeof(mask), deadline));
+  return u32{mask.ranks};
+}
+
+}  // namespace crossdock::ep
