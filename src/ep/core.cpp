@@ -44,6 +44,7 @@ Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
   CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
   for (const u32 rank : core->group_->local_ranks())
     CROSSDOCK_CHECK_OK(core->prepare_rank(rank));
+  CROSSDOCK_CHECK_OK(core->mask_vacant(deadline));
   return core;
 }
 
@@ -193,7 +194,8 @@ Result<> Core::reset(Deadline deadline) {
 // Windows stay where they were, so all that was prepared holds.
 Result<> Core::reform(Deadline deadline) {
   begin_anew();
-  return group_->reform(deadline);
+  CROSSDOCK_CHECK_OK(group_->reform(deadline));
+  return mask_vacant(deadline);
 }
 
 }  // namespace crossdock::ep

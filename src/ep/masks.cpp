@@ -17,6 +17,18 @@ Result<> Core::mask(u32 r, u32 peer, bool masked, StreamPtr stream) {
   return change_mask(r, {.set = masked ? bit : 0, .clear = bit}, stream);
 }
 
+// Ranks that no process has are masked, in groups that have masks.
+Result<> Core::mask_vacant(Deadline deadline) {
+  device::EpMask mask{};
+  for (const u32 vacant : group_->vacant_ranks())
+    mask.ranks |= 1u << vacant;
+  if (!options_.masks || mask.ranks == 0) return {};
+  for (const RankState& state : ranks_)
+    CROSSDOCK_CHECK_OK(
+        group_->rank(state.rank).write(state.mask.address(), &mask, sizeof(mask), deadline));
+  return {};
+}
+
 Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   CROSSDOCK_TRY(state, find(r));
   if (!options_.masks)
