@@ -13,7 +13,7 @@ from .errors import (Busy, Cancelled, Closed, Code, Corrupt, DeadlineExceeded, D
                      Incompatible, Internal, InvalidArgument, Native, NoMemory, NotFound, PeerLost,
                      Retry, Scope, Unreachable, Unsupported, Where, WouldBlock)
 from .exchange import Exchange, function_exchange, store_exchange, torch_exchange
-from . import ep, moe
+from . import coll, ep, moe
 
 __version__: str = _native.version
 wire_version: int = _native.wire_version
@@ -37,6 +37,6 @@ __all__ = [
     "Busy", "Cancelled", "Closed", "Code", "Corrupt", "DeadlineExceeded", "Denied", "Error",
     "Exchange", "Incompatible", "Internal", "InvalidArgument", "Native", "NoMemory", "NotFound",
     "PeerLost", "Retry", "Scope", "Setting", "Unreachable", "Unsupported", "Where", "WouldBlock",
-    "__version__", "ep", "function_exchange", "moe", "settings", "store_exchange", "torch_exchange",
+    "__version__", "coll", "ep", "function_exchange", "moe", "settings", "store_exchange", "torch_exchange",
     "wire_version",
 ]

@@ -26,12 +26,11 @@ went in. Threads: a group may be used by several; its calls take turns.
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 from types import TracebackType
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 from . import _arrays, _native
+from ._ranks import current_device, local_ranks_of
 from .errors import InvalidArgument
 
 #: A torch tensor, a NumPy array, a CuPy array, or any object with ``__dlpack__``.
@@ -41,6 +40,8 @@ Stream = Any
 
 __all__ = ["Array", "Expanded", "ExpertInput", "Group", "Grouped", "Handle", "Options", "Received", "Sizes",
            "Statistics", "Stream", "default_combine_sms", "default_dispatch_sms", "sizes"]
+
+_current_device = current_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,18 +324,7 @@ class Group:
     def __init__(self, options: Options, *, world: Optional[int] = None,
                  ranks: Optional[Ranks] = None, backend: str = "gpu",
                  exchange: Optional[_native.Exchange] = None, timeout: float = 60.0) -> None:
-        if backend not in ("gpu", "twin"):
-            raise InvalidArgument(f"backend = {backend!r} must be 'gpu' or 'twin'")
-        if world is None:
-            if exchange is None:
-                raise InvalidArgument("world is missing: how many ranks are there in all?")
-            world = exchange.members
-        local = list(ranks) if ranks is not None else []
-        if ranks is None and exchange is not None:
-            if exchange.members != world:
-                raise InvalidArgument(f"world = {world} ranks in {exchange.members} processes: say "
-                                      "which are in this one, ranks = [(rank, device), ...]")
-            local = [(exchange.member, _current_device() if backend == "gpu" else -1)]
+        world, local = local_ranks_of(world, ranks, backend, exchange)
         self.options = options
         self._native = _native.Group(options, world, local, backend == "twin", exchange, timeout)
         only = self._native.ranks
@@ -558,11 +548,3 @@ class Group:
         if self._only_rank is None:
             raise InvalidArgument(f"rank is missing: this process has the ranks {self.local_ranks}")
         return self._only_rank
-
-
-def _current_device() -> int:
-    """The GPU of a process that has one rank: torch's current one, else by torchrun's variable."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return int(torch.cuda.current_device())
-    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -13,6 +13,7 @@ void add_array(nb::module_& m);        // array.cpp: memory that Python sees
 void add_exchange(nb::module_& m);     // exchange.cpp: how processes of a group meet
 void add_ep_options(nb::module_& m);   // ep_options.cpp: sizes, defaults
 void add_ep_handle(nb::module_& m);    // ep_handle.cpp
+void add_coll(nb::module_& m);         // coll_group.cpp: gathers, pipelines, tables of rows
 void add_ep_group(nb::module_& m);     // ep_group.cpp
 void add_moe_options(nb::module_& m);  // moe_options.cpp: sizes
 void add_moe_weights(nb::module_& m);  // moe_weights.cpp

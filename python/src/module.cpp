@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   python::add_ep_options(m);
   python::add_ep_handle(m);
   python::add_ep_group(m);
+  python::add_coll(m);
   python::add_moe_options(m);
   python::add_moe_weights(m);
   python::add_moe_layer(m);

@@ -23,6 +23,7 @@ class Case:
     sync: bool = True
     by_column: bool = False
     seed: int = 1
+    rounds: int = 1
 
     def sent(self, seed=0):
         return [want.tokens(self.world, r, self.counts, self.experts, self.top_k, self.hidden,
@@ -186,7 +187,7 @@ def whole_round(group, kit, case, how=dict):
     stats = kit.array(np.zeros(case.experts // case.world, np.int32))
     total = np.zeros(case.experts // case.world, np.int32)
     check = check_expanded if case.expand else check_compact
-    for seed in (0, 1):
+    for seed in range(case.rounds):
         sent = case.sent(seed)
         mine = sent[rank]
         result = buffer.dispatch(
@@ -202,7 +203,7 @@ def whole_round(group, kit, case, how=dict):
         check_combine(buffer, kit, case, handle, sent, seed, weights=True, how=how)
         check_combine(buffer, kit, case, handle, sent, seed + 5, biases=2, how=how)
         again_of_a_handle(buffer, kit, case, rank, sent, handle, check, how)
-        buffer.barrier(with_cpu_sync=seed == 1)
+        buffer.barrier(with_cpu_sync=seed == 0)
     buffer.destroy()
 
 

@@ -15,6 +15,7 @@ ROUNDS = pathlib.Path(__file__).resolve().parents[1] / "compat"
 sys.path.insert(0, str(ROUNDS))
 
 import elastic_rounds
+import extras_rounds
 import low_latency_rounds
 import normal_rounds
 from crossdock.compat import deep_ep
@@ -85,12 +86,17 @@ def test_low_latency_two_at_a_time():
     {}, {"fp8": True, "by_column": True}, {"expand": True},
     {"expand": True, "fp8": True, "by_column": True, "alignment": 128}])
 def test_elastic(change, sync):
-    run(elastic_rounds.whole_round, case_of(elastic_rounds, sync=sync, **change))
+    run(elastic_rounds.whole_round, case_of(elastic_rounds, sync=sync, rounds=3, **change))
 
 
 def test_elastic_asynchronous():
     run(elastic_rounds.whole_round, case_of(elastic_rounds, expand=True),
         after_an_event("async_with_compute_stream"))
+
+
+@pytest.mark.parametrize("what", ["gathers", "pipeline", "table"])
+def test_elastic_extras(what):
+    run(getattr(extras_rounds, what))
 
 
 # ---- streams -------------------------------------------------------------------------------------

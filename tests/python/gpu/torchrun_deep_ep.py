@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import elastic_rounds
+import extras_rounds
 import low_latency_rounds
 import normal_rounds
 from kits import TorchKit
@@ -26,6 +27,8 @@ def main():
                               lambda: {"async_finish": True})
     low_latency_rounds.whole_round(group, kit, low_latency_rounds.Case(**sizes))
     elastic_rounds.whole_round(group, kit, elastic_rounds.Case(**sizes, expand=True))
+    for one in (extras_rounds.gathers, extras_rounds.pipeline, extras_rounds.table):
+        one(group, kit)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank}: right", flush=True)

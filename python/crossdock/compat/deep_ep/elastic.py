@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+import contextlib
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 from ... import ep
 from ...errors import InvalidArgument
 from .elastic_calls import ElasticCalls, Order, Wanted
+from .elastic_extras import Extras, bytes_of_shapes
 from .elastic_handle import EPHandle
 from .events import EventHandle, EventOverlap
 from .lane import Event, Lane
@@ -14,6 +16,7 @@ from .ranks import rank_of
 from .settings import Settings
 
 Array = Any
+Shapes = Sequence[Sequence[int]]
 Rows = Union[Array, Tuple[Array, Array]]
 Bias = Union[Array, Tuple[Array, Array], None]
 
@@ -49,6 +52,7 @@ class ElasticBuffer:
         self._settings = Settings.read(wait=num_gpu_timeout_secs, timeout=num_cpu_timeout_secs)
         self._calls = ElasticCalls(self._rank, self._lane, num_max_tokens_per_rank, hidden, num_bytes or 0,
                                    self._settings)
+        self._extras = Extras(self._rank, self._lane, self._settings)
         self._closed = False
 
     # ---- life --------------------------------------------------------------------------------------
@@ -58,6 +62,7 @@ class ElasticBuffer:
         if not self._closed:
             self._closed = True
             self._calls.close()
+            self._extras.close()
 
     @staticmethod
     def capture() -> EventHandle:
@@ -89,6 +94,27 @@ class ElasticBuffer:
                              hidden=hidden, cast=False, slots=1, fall_back=False)
         sizes = ep.sizes(options, world)
         return sizes.control_bytes + regions * sizes.rows_bytes + sizes.input_bytes
+
+    @staticmethod
+    def get_engram_storage_size_hint(num_entries: int, hidden: int, num_max_tokens_per_rank: int,
+                                     dtype: Any) -> int:
+        """Bytes of a rank's ``num_entries`` rows of a table; fetched rows are the caller's."""
+        return num_entries * hidden * int(dtype.itemsize)
+
+    @staticmethod
+    def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
+        """Bytes for tensors on their way to the two neighbours."""
+        return 2 * num_max_inflight_tensors * (-(-num_max_tensor_bytes // 128) * 128)
+
+    @staticmethod
+    def get_agrs_num_max_session_bytes(group: Any, shapes: Shapes, dtype: Any) -> int:
+        """Bytes of one session in which tensors of these shapes are gathered."""
+        return bytes_of_shapes(shapes, int(dtype.itemsize))
+
+    @staticmethod
+    def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
+        """The same: what is gathered is the caller's."""
+        return num_max_session_bytes
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0,
                                 rdma_gbs: float = 0, nvlink_gbs: float = 0, sm_read_gbs: float = 200,
@@ -177,3 +203,61 @@ class ElasticBuffer:
         """What comes later on the current stream begins when all ranks have come here; with
         ``with_cpu_sync`` the host waits too. It is a dispatch without tokens."""
         self._calls.barrier(use_comm_stream, with_cpu_sync)
+
+    # ---- gathers -----------------------------------------------------------------------------------
+
+    def agrs_set_config(self, num_max_session_bytes: int, num_max_gathers: int = 8) -> None:
+        """Before the first session; collective. At most 32 gathers a session."""
+        self._extras.agrs_set_config(num_max_session_bytes, num_max_gathers)
+
+    def create_agrs_session(self) -> None:
+        """Begins a session on the communication stream: inputs stay until it ends. Collective."""
+        self._extras.create_session()
+
+    def destroy_agrs_session(self) -> None:
+        self._extras.destroy_session()
+
+    def agrs_new_session(self) -> contextlib.AbstractContextManager[None]:
+        """``with buffer.agrs_new_session():`` begins a session and ends it."""
+        return self._extras.new_session()
+
+    def agrs_get_inplace_tensor(self, shapes: Any, dtype: Any) -> Any:
+        """Tensors in memory that peers read, one for each shape (or one, for one shape): gathering what
+        was written there copies nothing first."""
+        one = len(shapes) == 0 or isinstance(shapes[0], int)
+        made = self._extras.inplace_tensors([shapes] if one else shapes, dtype)
+        return made[0] if one else made
+
+    def all_gather(self, x: Any) -> Tuple[Any, Callable[[], None]]:
+        """[ranks, ...] of a tensor, or of each of a list, each of a multiple of 16 bytes, new arrays; and
+        what makes the current stream wait for them. By copy engines: no SM."""
+        return self._extras.all_gather(x)
+
+    # ---- tensors to the next rank ------------------------------------------------------------------
+
+    def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
+        """Before the first tensor; collective."""
+        self._extras.pp_set_config(num_max_tensor_bytes, num_max_inflight_tensors)
+
+    def pp_send(self, t: Array, dst_rank_idx: int, num_sms: int = 0) -> None:
+        """To the next or the previous rank of the ring; by a copy engine, so without SMs."""
+        self._extras.send(t, dst_rank_idx)
+
+    def pp_recv(self, t: Array, src_rank_idx: int, num_sms: int = 0) -> None:
+        """The next tensor of a neighbour, of the same size."""
+        self._extras.receive(t, src_rank_idx)
+
+    # ---- rows of a table ---------------------------------------------------------------------------
+
+    def engram_write(self, storage: Array, sf: Optional[Array] = None) -> None:
+        """``storage``: [entries, hidden], this rank's rows of a table; row i of rank r is number
+        r * entries + i. ``sf``: scales of all rows of the table, [ranks * entries, n], which every rank
+        has. Collective."""
+        self._extras.engram_write(storage, sf)
+
+    def engram_fetch(self, indices: Array, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False
+                     ) -> Callable[[], Any]:
+        """Rows of any rank by their numbers, int32 of any shape, pulled over NVLink beside the current
+        stream. Returns what makes the current stream wait and gives [*indices.shape, hidden]; with
+        scales a tuple of that and of the scales, [number of indices, n]."""
+        return self._extras.engram_fetch(indices, use_tma_aligned_col_major_sf)

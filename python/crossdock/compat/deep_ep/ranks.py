@@ -4,14 +4,23 @@ of one process, which also run in the twin without a GPU."""
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Optional, Sequence, TypeVar
+from typing import Any, Callable, Optional, Protocol, Sequence, TypeVar
 
-from ... import ep
 from ..._native import Exchange
 from ...errors import DeadlineExceeded, InvalidArgument
 from ...exchange import function_exchange, torch_exchange
 
 T = TypeVar("T")
+
+
+class Group(Protocol):
+    """What the groups of the library have in common."""
+
+    def synchronize(self, timeout: float) -> None: ...
+    def close(self) -> None: ...
+
+
+G = TypeVar("G", bound=Group)
 
 __all__ = ["ProcessRank", "Rank", "ThreadRank", "Threads", "rank_of"]
 
@@ -34,15 +43,15 @@ class Rank:
         """The bytes of all ranks, by rank. Collective."""
         raise NotImplementedError
 
-    def make(self, options: ep.Options, timeout: float) -> ep.Group:
-        """A group of all ranks. Collective."""
+    def make(self, kind: Callable[..., G], options: Any, timeout: float) -> G:
+        """A group of all ranks, of a class like :class:`crossdock.ep.Group`. Collective."""
         raise NotImplementedError
 
-    def meet(self, group: ep.Group, timeout: float) -> None:
+    def meet(self, group: Group, timeout: float) -> None:
         """In the twin kernels of all ranks run together: waits for the others and runs what was called.
         On GPUs nothing."""
 
-    def leave(self, group: ep.Group) -> None:
+    def leave(self, group: Group) -> None:
         """The rank needs the group no more."""
         group.close()
 
@@ -57,8 +66,8 @@ class ProcessRank(Rank):
     def gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
         return self._exchange.all_gather(data, timeout)
 
-    def make(self, options: ep.Options, timeout: float) -> ep.Group:
-        return ep.Group(options, exchange=self._exchange, timeout=timeout)
+    def make(self, kind: Callable[..., G], options: Any, timeout: float) -> G:
+        return kind(options, exchange=self._exchange, timeout=timeout)
 
 
 class Threads:
@@ -129,14 +138,14 @@ class Threads:
             raise errors[0]
         return results
 
-    def make(self, rank: int, options: ep.Options, timeout: float) -> ep.Group:
+    def make(self, rank: int, kind: Callable[..., G], options: Any, timeout: float) -> G:
         backend = "twin" if self.twin else "gpu"
-        group = self.together(rank, None, lambda _: ep.Group(options, world=self.world, backend=backend,
-                                                             timeout=timeout))
+        group: G = self.together(rank, None, lambda _: kind(options, world=self.world, backend=backend,
+                                                            timeout=timeout))
         self.together(rank, None, lambda _: self._users.setdefault(id(group), self.world))
         return group
 
-    def leave(self, group: ep.Group) -> None:
+    def leave(self, group: Group) -> None:
         """The last rank to leave closes the group."""
         with _leaving:
             left = self._users.get(id(group), 1) - 1
@@ -160,14 +169,14 @@ class ThreadRank(Rank):
     def gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
         return self._threads.together(self._rank, data, lambda all_of_them: list(all_of_them))
 
-    def make(self, options: ep.Options, timeout: float) -> ep.Group:
-        return self._threads.make(self._rank, options, timeout)
+    def make(self, kind: Callable[..., G], options: Any, timeout: float) -> G:
+        return self._threads.make(self._rank, kind, options, timeout)
 
-    def meet(self, group: ep.Group, timeout: float) -> None:
+    def meet(self, group: Group, timeout: float) -> None:
         if self.twin:
             self._threads.together(self._rank, None, lambda _: group.synchronize(timeout))
 
-    def leave(self, group: ep.Group) -> None:
+    def leave(self, group: Group) -> None:
         self._threads.leave(group)
 
 

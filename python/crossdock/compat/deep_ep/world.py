@@ -77,7 +77,7 @@ class World:
             expert_alignment=shape.alignment, host_counts=shape.host_counts)
         sizes = ep.sizes(options, rank.size())
         self._block = -(-sizes.rows_bytes // _LINE) * _LINE
-        self.group = rank.make(dataclasses.replace(
+        self.group: ep.Group = rank.make(ep.Group, dataclasses.replace(
             options, user_bytes=regions * self._block + sizes.input_bytes), timeout)
         self.capacity = sizes.capacity
         self._calls = 0

@@ -1,0 +1,47 @@
+"""Gathers, tensors to the next rank and rows of a table, in the twin."""
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+import crossdock
+import extras_rounds
+from crossdock.compat import deep_ep
+from kits import KITS, NumPyKit
+
+
+@pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+@pytest.mark.parametrize("what", ["gathers", "pipeline", "table"])
+def test_values(what, kit):
+    threads = deep_ep.Threads(3, backend="twin", timeout=120)
+    threads.run(lambda group: getattr(extras_rounds, what)(group, kit))
+
+
+def refused(call, *texts):
+    with pytest.raises(crossdock.InvalidArgument) as caught:
+        call()
+    for text in texts:
+        assert text in caught.value.message, caught.value.message
+
+
+def test_mistakes_are_named():
+    kit = NumPyKit()
+
+    def one(group):
+        buffer = deep_ep.ElasticBuffer(group, 1 << 20)
+        x = kit.array(np.zeros(4, np.float32))
+        refused(buffer.create_agrs_session, "agrs_set_config() comes before")
+        refused(lambda: buffer.all_gather(x), "there is no session")
+        refused(buffer.destroy_agrs_session, "there is no session")
+        refused(lambda: buffer.pp_send(x, 1), "pp_set_config() comes before")
+        refused(lambda: buffer.engram_fetch(kit.array(np.zeros(1, np.int32))), "engram_write() comes before")
+        refused(lambda: buffer.engram_write(kit.array(np.zeros((2, 3), np.float32)), None), "12 bytes")
+        buffer.agrs_set_config(1024, 2)
+        buffer.create_agrs_session()
+        refused(buffer.create_agrs_session, "there is a session already")
+        refused(lambda: buffer.all_gather(kit.array(np.zeros(3, np.float32))), "12 bytes", "multiple of 16")
+        buffer.destroy_agrs_session()
+        buffer.pp_set_config(1024, 1)
+        refused(lambda: buffer.pp_send(x, group.rank()), "is not next to rank")
+        buffer.destroy()
+
+    deep_ep.Threads(2, backend="twin", timeout=60).run(one)
