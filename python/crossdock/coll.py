@@ -77,7 +77,8 @@ class Session:
 
     def reduce_scatter(self, input: Array, out: Array) -> None:
         """``out``: the sum of the ranks' ``input[rank of this]``, in fp32 in the order of the ranks;
-        ``input`` [world, ...], bf16 or fp32. Copy engines bring the parts, one kernel adds them up."""
+        ``input`` [world, ...], bf16 or fp32. Copy engines bring the parts, one kernel adds them up. In
+        the twin ``out`` is an array of :meth:`Group.empty`."""
         self._native.reduce_scatter(_flat(input), _flat(out))
 
     def end(self) -> None:
@@ -158,7 +159,8 @@ class Group:
         self._open().fetch_rows(self._rank(rank), _flat(numbers), out, self.options.wide_indices, stream)
 
     def empty(self, nbytes: int, *, rank: Optional[int] = None) -> Array:
-        """Memory of the rank, uint8: what numbers and rows of a fetch have to be in the twin."""
+        """Memory of the rank, uint8: in the twin kernels reach no other, so that is where the numbers and
+        rows of a fetch and the output of a reduce_scatter have to be."""
         native = self._open()
         return _arrays.to_framework(native.empty(self._rank(rank), nbytes),
                                     _arrays.NUMPY if native.twin else _arrays.library_for(0))

@@ -1,0 +1,50 @@
+"""crossdock.coll in the twin: a sum over the ranks, what ends a session, and what is refused. What
+ElasticBuffer makes of the rest is tested in compat/."""
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+import crossdock
+from crossdock import coll
+
+TIMEOUT = 60.0
+
+
+def test_the_ranks_parts_are_added_up():
+    options = coll.Options(session_bytes=4096, reduce=True)
+    assert coll.sizes(options, 2).window_bytes >= 4096
+    with coll.Group(options, world=2, backend="twin") as group:
+        given = [np.arange(16, dtype=np.float32).reshape(2, 8) + rank for rank in range(2)]
+        outs = [group.empty(32, rank=rank).view("float32") for rank in range(2)]
+        sessions = [group.session(rank=rank) for rank in range(2)]
+        for session, x, out in zip(sessions, given, outs):
+            session.reduce_scatter(x, out)
+            session.end()
+            session.end()
+        group.synchronize(TIMEOUT)
+        for rank, out in enumerate(outs):
+            np.testing.assert_array_equal(out, given[0][rank] + given[1][rank])
+        with pytest.raises(crossdock.Closed, match="the session has ended"):
+            sessions[0].all_gather(given[0], np.zeros((2, 16), np.float32))
+    with pytest.raises(crossdock.Closed, match="the group is closed"):
+        group.barrier(rank=0)
+
+
+def test_mistakes_are_named():
+    with coll.Group(coll.Options(session_bytes=4096, shard_rows=4, row_bytes=32), world=1,
+                    backend="twin") as group:
+        x = np.zeros((4, 8), np.float32)
+        with group.session() as session:
+            for call, text in [
+                    (lambda: session.all_gather(x, np.zeros((3, 8), np.float32)), "for each of the 1 ranks"),
+                    (lambda: session.all_gather(x[:, :4], x[:, :4]), "make it contiguous first"),
+                    (lambda: session.reduce_scatter(x, x.astype(np.int32)), "float32 or bfloat16"),
+                    (lambda: group.write_rows(x, first=1), "rows 1 to 5 of the 4"),
+                    (lambda: group.fetch_rows(np.zeros(4, np.int64), x), "must be int32"),
+                    (lambda: group.session(rank=3), "rank 3 is not one of the 1 ranks")]:
+                with pytest.raises(crossdock.InvalidArgument) as caught:
+                    call()
+                assert text in caught.value.message, caught.value.message
+        group.synchronize(TIMEOUT)
+    with pytest.raises(crossdock.InvalidArgument, match="world is missing"):
+        coll.Group(coll.Options())
