@@ -59,7 +59,7 @@ device::EpCombineConfig combine_variant(bool pushes);
 symm::KernelRef<device::EpCombineParams> combine_kernel(bool pushes);
 
 inline constexpr device::u32 kGroupThreads = 1024;
-inline constexpr device::u32 kReduceWarps = 8;
+inline constexpr device::u32 kReduceWarps = 16;
 symm::KernelRef<device::EpGroupRowsParams> group_rows_kernel();
 symm::KernelRef<device::EpReduceRowsParams> reduce_rows_kernel();
 device::EpExpandRowsConfig expand_rows_variant();

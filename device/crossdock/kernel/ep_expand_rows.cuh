@@ -198,8 +198,17 @@ struct EpExpandWarp {
     }
     if (p.to.scales == nullptr || !p.to.scales_by_column) return;
     auto* plane = reinterpret_cast<u32*>(p.to.scales) + target;
-    for (u32 i = 0; i < p.from.scale_bytes / 4; ++i)
-      ptx::st_weak(plane + i * p.to.scale_stride, row < 0 ? 0u : scale(row, i));
+    constexpr u32 kBatch = 8;  // loads in flight of a lane
+    const u32 words = p.from.scale_bytes / 4;
+    for (u32 word = 0; word < words; word += kBatch) {
+      u32 values[kBatch]{};
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kBatch; ++j)
+        if (row >= 0 && word + j < words) values[j] = scale(row, word + j);
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kBatch; ++j)
+        if (word + j < words) ptx::st_weak(plane + (word + j) * p.to.scale_stride, values[j]);
+    }
   }
   CROSSDOCK_DEVICE float weight_of(u32 place, i32 row) const {
     const u64 begin = static_cast<u64>(row) * p.arrived.top_k;

@@ -111,6 +111,12 @@ TEST(EpGrouping, ListsAndSumsOfEveryRouting) {
       if (HasFatalFailure()) return;
     }
 }
+TEST(EpGrouping, SumsOfRowsThatAreCutIntoParts) {
+  group_and_reduce({.world = 2, .experts = 6, .top_k = 5, .max_tokens = 7, .combine_bytes = 4112},
+                   1, false);
+  group_and_reduce({.world = 1, .experts = 6, .top_k = 3, .max_tokens = 40, .combine_bytes = 2064},
+                   2, true);
+}
 TEST(EpGrouping, ManyChoicesOfFewTokens) {
   group_and_reduce({.world = 3, .experts = 40, .top_k = 32, .max_tokens = 9}, 1, true);
   group_and_reduce({.world = 2, .tokens = {0}}, 1, true);
