@@ -45,7 +45,15 @@ struct Begun {
 };
 
 // The stages of a forward, in order.
-enum class LayerStage : device::u8 { kDispatch, kGroup, kFirst, kSecond, kReduce, kCombine };
+enum class LayerStage : device::u8 {
+  kDispatch,
+  kGroup,
+  kOrder,  // of no launch where the product gathers its rows
+  kFirst,
+  kSecond,
+  kReduce,
+  kCombine
+};
 
 class LayerCore : public std::enable_shared_from_this<LayerCore> {
  public:
@@ -74,6 +82,8 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] const LayerOptions& options() const { return options_; }
   [[nodiscard]] const LayerSizes& memory() const { return sizes_; }
   [[nodiscard]] WeightLayout weight_layout(u32 rank, Experts of = Experts::kChosen) const;
+  // kGather or kCopy.
+  [[nodiscard]] RowOrder row_order(const LayerInput& input) const;
   // kIncompatible, naming both layouts, and what is wrong with the addresses.
   Result<> check_weights(u32 rank, const WeightsView& weights, Experts of = Experts::kChosen) const;
   Result<RankWeights> copy_weights(u32 rank, const WeightsView& from, Deadline deadline,
@@ -88,7 +98,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
     u32 rank = 0;
     symm::LocalMemory activations;        // [places][inter]
     symm::LocalMemory activation_scales;  // e4m3: [inter / 128][places]
-    symm::LocalMemory outputs;            // bf16 [places][hidden]
+    symm::LocalMemory outputs;            // bf16 [places][hidden]; before that: ordered rows
   };
   // Of one rank: where dispatches run beside the products, and what orders them (layer_split.cpp).
   struct Side {
@@ -113,6 +123,11 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] u32 blocks_beside(u32 rank) const;
   [[nodiscard]] u32 expected_rows(const LayerInput& input) const;
   [[nodiscard]] ep::Tokens tokens(const LayerInput& input) const;
+  // Received rows in the order of their places, with their scales, in the memory of the outputs,
+  // which the second product writes when the first has read them.
+  [[nodiscard]] ep::Expanded ordered(const ep::Received& got, const Buffers& buffers) const;
+  // `first` with such rows.
+  [[nodiscard]] GemmCall over(GemmCall first, const ep::Expanded& ordered) const;
   // The two products; `got` and `grouped` may be empty where only their kernels are wanted.
   [[nodiscard]] GemmCall first(const WeightsView& weights, const ep::Received& got,
                                const ep::Grouped& grouped, const Buffers& buffers) const;

@@ -3,6 +3,8 @@
 //   stream of the rank   dispatch ─ group_rows ─ product, SwiGLU ─ product ─ reduce_rows ─ combine
 //   memory               slot       lists        activations       outputs   slot's inputs  output
 //
+// Where experts have many rows, expand_rows brings them in order before the first product.
+//
 // All that can be wrong with a call is found before the first launch, since peers wait for the rest
 // once a dispatch runs. See layer_core.hpp. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -136,6 +138,31 @@ GemmCall LayerCore::first(const WeightsView& w, const ep::Received& got, const e
           .tile = options_.tile};
 }
 
+RowOrder LayerCore::row_order(const LayerInput& input) const {
+  return options_.row_order == RowOrder::kAuto ? choose_row_order(expected_rows(input))
+                                               : options_.row_order;
+}
+
+ep::Expanded LayerCore::ordered(const ep::Received& got, const Buffers& b) const {
+  ep::Expanded to{.places = sizes_.places, .rows = b.outputs.address()};
+  if (options_.format == Format::kBf16) return to;
+  // Rows of e4m3 leave half of the memory free, and scales take a 32nd.
+  to.scales = b.outputs.as<u8>() + sizes_.places * got.row_bytes;
+  to.scales_by_column = true;
+  to.scale_stride = scale_columns();
+  return to;
+}
+
+GemmCall LayerCore::over(GemmCall first, const ep::Expanded& ordered) const {
+  first.input = {.rows = ordered.rows,
+                 .count = static_cast<u32>(sizes_.places),
+                 .scales = static_cast<const float*>(ordered.scales),
+                 .scale_columns = ordered.scale_stride};
+  first.groups.rows = nullptr;
+  first.groups.places = 0;
+  return first;
+}
+
 GemmCall LayerCore::second(const WeightsView& w, const ep::Received& got,
                            const ep::Grouped& grouped, const Buffers& b) const {
   const bool fp8 = options_.format == Format::kE4m3;
@@ -177,6 +204,12 @@ Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const e
   CROSSDOCK_CHECK_OK(done(LayerStage::kGroup));
 
   GemmCall one = first(weights.view, got, grouped, b);
+  if (row_order(call.input) == RowOrder::kCopy) {
+    const ep::Expanded rows = ordered(got, b);
+    CROSSDOCK_CHECK_OK(group_->expand_rows(handle, rows, call.stream));
+    one = over(one, rows);
+  }
+  CROSSDOCK_CHECK_OK(done(LayerStage::kOrder));
   GemmCall two = second(weights.view, got, grouped, b);
   one.expected_rows = two.expected_rows = expected_rows(call.input);
   const bool weighted = call.input.weights != nullptr;
@@ -207,4 +240,11 @@ Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const e
   return done(LayerStage::kCombine);
 }
 
+inline namespace v1 {
+
+RowOrder choose_row_order(std::uint32_t expected_rows) {
+  return expected_rows > 64 ? RowOrder::kCopy : RowOrder::kGather;
+}
+
+}  // namespace v1
 }  // namespace crossdock::moe

@@ -133,6 +133,32 @@ TEST(MoeLayer, TheSameBitsUnderEverySchedule) {
   }
 }
 
+// Gathered by the product, or copied apart before it.
+TEST(MoeLayer, TheSameBitsInEitherOrderOfTheRows) {
+  for (const Format format : {Format::kE4m3, Format::kBf16})
+    for (const moe::GemmTile tile : {moe::GemmTile::kAuto, moe::GemmTile::k128}) {
+      MoeCase c{.max_tokens = 9, .format = format, .tile = tile};
+      const MoeData data(c);
+      std::vector<u16> gathered;
+      for (const moe::RowOrder order : {moe::RowOrder::kGather, moe::RowOrder::kCopy}) {
+        c.row_order = order;
+        MoeLayerRig rig = twin_rig(c, 3);
+        ASSERT_NO_FATAL_FAILURE(rig.load(data));
+        ASSERT_NO_FATAL_FAILURE(rig.run());
+        ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+        if (gathered.empty()) gathered = rig.outputs();
+        ASSERT_EQ(rig.outputs(), gathered) << "format " << int(format) << " tile " << int(tile);
+      }
+    }
+}
+TEST(MoeLayer, CopiedRowsOfOddRoutings) {
+  round({.top_k = 2,
+         .max_tokens = 5,
+         .row_order = moe::RowOrder::kCopy,
+         .routing = EpRoutingKind::kOneExpert});
+  round({.max_tokens = 5, .row_order = moe::RowOrder::kCopy, .routing = EpRoutingKind::kAllMasked});
+}
+
 // As a captured graph would: forwards of several layers and micro-batches, launched in a row before
 // anything runs, with the buffers and slots of the first.
 TEST(MoeLayer, ForwardsInARowKeepTheirRows) {

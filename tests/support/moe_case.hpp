@@ -34,6 +34,7 @@ struct MoeCase {
   bool wide_ids = false;
   u32 max_places = 0;
   moe::GemmTile tile = moe::GemmTile::kAuto;
+  moe::RowOrder row_order = moe::RowOrder::kAuto;
   EpRoutingKind routing = EpRoutingKind::kRandom;
   std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
   u32 samples = 0;               // tokens of each rank that are compared; 0: all
@@ -66,6 +67,7 @@ struct MoeCase {
     o.clamp = clamp;
     o.max_places = max_places;
     o.tile = tile;
+    o.row_order = row_order;
     return o;
   }
 };

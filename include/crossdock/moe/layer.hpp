@@ -39,6 +39,15 @@ struct RankWeights;
 
 inline namespace v1 {
 
+// How the first product gets the rows of an expert.
+enum class RowOrder : std::uint8_t {
+  kAuto = 0,    // choose_row_order(): by the rows an expert has on average
+  kGather = 1,  // the product gathers them where dispatch has put them
+  kCopy = 2,    // a kernel before it copies them apart, into the memory of the outputs
+};
+// More than 64 rows an expert: kCopy; else kGather, since weights take longer to come than rows.
+CROSSDOCK_API RowOrder choose_row_order(std::uint32_t expected_rows);
+
 // The same on every rank.
 struct LayerOptions {
   symm::GroupOptions ranks = {};
@@ -59,6 +68,7 @@ struct LayerOptions {
   // that can arrive, world * max_tokens * top_k, which is the most memory.
   std::uint32_t max_places = 0;
   GemmTile tile = GemmTile::kAuto;
+  RowOrder row_order = RowOrder::kAuto;  // the results are the same, bit by bit
   // Blocks, which is SMs. 0: the library's choice.
   std::uint32_t dispatch_sms = 0;
   std::uint32_t combine_sms = 0;

@@ -63,6 +63,23 @@ TEST_F(MoeLayerGpu, ManyTokens) {
     ASSERT_NO_FATAL_FAILURE(round(c));
   }
 }
+// Gathered by the product, or copied apart before it: the same bits.
+TEST_F(MoeLayerGpu, EitherOrderOfTheRows) {
+  for (const Format format : kFormats) {
+    MoeCase c = moderate(700, format);
+    const MoeData data(c);
+    std::vector<u16> gathered;
+    for (const moe::RowOrder order : {moe::RowOrder::kGather, moe::RowOrder::kCopy}) {
+      c.row_order = order;
+      MoeLayerRig made = rig(c);
+      ASSERT_NO_FATAL_FAILURE(made.load(data));
+      ASSERT_NO_FATAL_FAILURE(made.run());
+      ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(format)));
+      if (gathered.empty()) gathered = made.outputs();
+      ASSERT_EQ(made.outputs(), gathered) << "format " << int(format);
+    }
+  }
+}
 TEST_F(MoeLayerGpu, EveryTile) {
   for (const Format format : kFormats)
     for (const GemmTile tile :
@@ -274,24 +291,30 @@ TEST_F(MoeLayerGpu, HalvesGiveTheBitsOfWholesInAGraphAndWithout) {
 
 // ---- faults ------------------------------------------------------------------------------------
 
+// Found by the kernel that places the rows first: the product, or the one that copies them apart.
 TEST_F(MoeLayerGpu, MoreChoicesThanPlacesAreAFaultAndResetHeals) {
   if (world_ < 2) GTEST_SKIP() << "needs two GPUs: on one all routings have as many choices";
-  MoeCase c = moderate(200, Format::kE4m3);
-  c.max_places = 1000;  // enough for the even routing, not for one expert
-  c.routing = EpRoutingKind::kOneExpert;
-  MoeLayerRig made = rig(c);
-  ASSERT_NO_FATAL_FAILURE(made.load(MoeData(c)));
-  ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
-  ASSERT_FALSE(made.layer.synchronize(moe_soon()).ok());
-  const auto fault = made.rank(world_ - 1).check();
-  ASSERT_EQ(fault.code(), Code::kInvalidArgument) << fault.error().describe();
-  EXPECT_THAT(fault.error().message, HasSubstr("the rows of expert"));
-  ASSERT_TRUE(made.layer.reset(moe_soon()).ok());
-  c.routing = EpRoutingKind::kRandom;
-  const MoeData even(c);
-  ASSERT_NO_FATAL_FAILURE(made.replace_tokens(even));
-  ASSERT_NO_FATAL_FAILURE(made.run());
-  ASSERT_NO_FATAL_FAILURE(made.check(even, bounds_of(c.format)));
+  const std::pair<moe::RowOrder, const char*> orders[] = {
+      {moe::RowOrder::kGather, "the rows of expert"}, {moe::RowOrder::kCopy, "choices to place"}};
+  for (const auto& [order, text] : orders) {
+    MoeCase c = moderate(200, Format::kE4m3);
+    c.max_places = 1000;  // enough for the even routing, not for one expert
+    c.routing = EpRoutingKind::kOneExpert;
+    c.row_order = order;
+    MoeLayerRig made = rig(c);
+    ASSERT_NO_FATAL_FAILURE(made.load(MoeData(c)));
+    ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
+    ASSERT_FALSE(made.layer.synchronize(moe_soon()).ok());
+    const auto fault = made.rank(world_ - 1).check();
+    ASSERT_EQ(fault.code(), Code::kInvalidArgument) << fault.error().describe();
+    EXPECT_THAT(fault.error().message, HasSubstr(text));
+    ASSERT_TRUE(made.layer.reset(moe_soon()).ok());
+    c.routing = EpRoutingKind::kRandom;
+    const MoeData even(c);
+    ASSERT_NO_FATAL_FAILURE(made.replace_tokens(even));
+    ASSERT_NO_FATAL_FAILURE(made.run());
+    ASSERT_NO_FATAL_FAILURE(made.check(even, bounds_of(c.format)));
+  }
 }
 
 }  // namespace

@@ -147,6 +147,24 @@ TEST(MoeLayerApi, MoreChoicesThanPlacesAreAFault) {
   EXPECT_THAT(done.error().message, HasSubstr("the rows of expert 1 end at 80"));
 }
 
+TEST(MoeLayerApi, RowsAreCopiedApartWhereExpertsHaveMany) {
+  EXPECT_EQ(moe::choose_row_order(1), moe::RowOrder::kGather);
+  EXPECT_EQ(moe::choose_row_order(64), moe::RowOrder::kGather);
+  EXPECT_EQ(moe::choose_row_order(65), moe::RowOrder::kCopy);
+  MoeCase c = kSmall;
+  c.routing = EpRoutingKind::kOneExpert;
+  c.max_tokens = 40;
+  c.tokens = {40};
+  c.max_places = 64;
+  c.row_order = moe::RowOrder::kCopy;
+  MoeLayerRig rig = twin_rig(c);
+  ASSERT_NO_FATAL_FAILURE(rig.load(MoeData(c)));
+  ASSERT_NO_FATAL_FAILURE(rig.forward(rig.layer));
+  const auto done = rig.layer.synchronize(moe_soon());
+  ASSERT_EQ(done.code(), Code::kInvalidArgument);
+  EXPECT_THAT(done.error().message, HasSubstr("80"));
+}
+
 TEST(MoeLayerApi, LayersShareAGroupThatFits) {
   moe::LayerOptions options = kSmall.options(symm::Backend::kCpu);
   ep::GroupOptions made{.ranks = options.ranks, .ep = moe::group_options(options)};
