@@ -44,6 +44,11 @@ TEST(GroupedGemm, LongAndShortK) {
     rounds({.k = 128, .format = format, .counts = {1, 128, 129, 0, 7, 1}}, 2, 1);
   }
 }
+// Scales of the weights come 32 stages at a time.
+TEST(GroupedGemm, MoreStagesThanAWarpHasLanes) {
+  for (const GemmTile tile : {GemmTile::k128, GemmTile::k64, GemmTile::kFew8})
+    rounds({.n = 128, .k = 4352, .counts = {3}, .tile = tile}, 1, 1);
+}
 TEST(GroupedGemm, ColumnsThatAreNotAWholeTile) {
   rounds({.n = 384, .k = 256, .counts = {17, 3}}, 2);
   rounds({.n = 128, .k = 256, .format = Format::kBf16, .counts = {17, 3}}, 2);

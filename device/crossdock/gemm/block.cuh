@@ -120,7 +120,11 @@ struct GemmBlock {
     return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles(), begins_at);
   }
   // Waits for the stage to be free. A wait that fails has raised a fault: the role leaves.
+  // It is soon over in every stage but the last ones, so the clock is not asked at first.
   CROSSDOCK_DEVICE bool wait_empty(const Cursor& at CROSSDOCK_SITE) const {
+    constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
+    for (u32 turn = 0; turn < kTurns; ++turn)
+      if (ptx::mbarrier_try_wait(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE)) return true;
     return wait_stage(p.common, empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
   }
   // By math warps, which have no registers for a clock: the loader, which waits for them in turn,

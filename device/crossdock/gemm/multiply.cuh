@@ -39,8 +39,8 @@ CROSSDOCK_DEVICE u32 gemm_descriptor_low(const u8* shared) {
 
 // One warp has read a stage: all its lanes have come.
 template <GroupedGemmConfig kConfig>
-CROSSDOCK_DEVICE void gemm_release(u32 stage) {
-  ptx::mbarrier_arrive_if(GemmBlock<kConfig>::empty(stage), lane_index() == 0);
+CROSSDOCK_DEVICE void gemm_release(u32 stage, u32 lane = lane_index()) {
+  ptx::mbarrier_arrive_if(GemmBlock<kConfig>::empty(stage), lane == 0);
 }
 
 template <GroupedGemmConfig kConfig>
@@ -53,16 +53,23 @@ struct GemmPromoted {
   const Block& block;
   float sum[kRegisters];
   float part[64];
+  float rows[2] = {};     // scales of the stage that is multiplied: of the thread's rows,
+  float columns[2] = {};  // and of 128 columns each
   GemmWeightScales<kConfig> weight_scales;
   typename Block::Cursor at = {};
   u32 input_low, weight_low;
   u32 group;
   u32 row;  // the thread's first row of the tile
+  u32 lane;
+  bool idle = false;  // none of the warpgroup's rows of the tile is valid
 
   CROSSDOCK_DEVICE GemmPromoted(const Block& of, u32 warp) : block(of), group(warp / 4) {
     input_low = gemm_descriptor_low(Block::input(0)) + (kWide ? group * (64 * 128 / 16) : 0);
     weight_low = gemm_descriptor_low(Block::weights(0)) + (kWide ? 0 : group * (128 * 128 / 16));
-    row = (kWide ? group * 64 : 0) + warp % 4 * 16 + lane_index() / 4;
+    // Made once: the compiler would rather ask for the thread's number again in every stage, which
+    // takes long.
+    row = ptx::forgotten((kWide ? group * 64 : 0) + warp % 4 * 16 + lane_index() / 4);
+    lane = ptx::forgotten(lane_index());
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < 64; ++i)
       part[i] = 0;
@@ -74,34 +81,19 @@ struct GemmPromoted {
       sum[i] = 0;
   }
   CROSSDOCK_DEVICE void start() {
-    block.wait_full(at);
+    wait_stage(0);
     issue(at.stage, 0);
   }
   // Before run(), when the first stage of the tile has been waited for.
-  CROSSDOCK_DEVICE void begin(const GemmRecord& r) { weight_scales.begin(block.p, r); }
+  CROSSDOCK_DEVICE void begin(const GemmRecord& r) {
+    weight_scales.begin(block.p, r);
+    idle = kWide && group * 64 >= r.rows;
+  }
   // Adds up one tile; `more`: another follows.
   CROSSDOCK_DEVICE void run(bool more) {
     const u32 stages = block.p.shape.k_stages;
-    CROSSDOCK_NO_UNROLL
-    for (u32 k = 0; k < stages; ++k) {
-      const u32 stage = at.stage;
-      const Scales scales = load_scales(stage, k);
-      if constexpr (kWide) {
-        ptx::wgmma_wait<0>(part);
-        promote<0>(scales);
-        issue(stage, 1);
-      }
-      weight_scales.advance(k, stages);
-      at.advance();
-      if (k + 1 < stages || more) block.wait_full(at);
-      ptx::wgmma_wait<0>(part);
-      // Narrow: a lane may still have to read its scales. Wide: the products of the second half
-      // began when all had.
-      if constexpr (!kWide) ptx::sync_warp(kFullMask);
-      gemm_release<kConfig>(stage);
-      promote<kHalves - 1>(scales);
-      issue(at.stage, 0);
-    }
+    if (idle) return skip(stages, more);
+    multiply(stages, more);
     GemmBiasRow<kConfig>::add(block, sum);
   }
   // Two values of a row, rounded: registers 2 * i and 2 * i + 1.
@@ -115,10 +107,65 @@ struct GemmPromoted {
     float upper, lower;   // of the thread's rows
     float first, second;  // of columns
   };
-  CROSSDOCK_DEVICE Scales load_scales(u32 stage, u32 k) const {
-    const float* rows = Block::input_scales(stage) + row;
-    return {gemm_input_scale<kConfig>(rows, k), gemm_input_scale<kConfig>(rows + 8, k),
-            weight_scales.first_of(k), weight_scales.second_of(k)};
+  CROSSDOCK_DEVICE void multiply(u32 stages, bool more) {
+    CROSSDOCK_NO_UNROLL
+    for (u32 first = 0; first < stages; first += kWarpSize) {
+      weight_scales.turn(first);
+      take_columns(first);
+      const u32 end = min_of(first + kWarpSize, stages);
+      CROSSDOCK_NO_UNROLL
+      for (u32 k = first; k < end; ++k)
+        run_stage(k, k + 1 < stages ? k + 1 : 0, k + 1 < stages || more);
+    }
+  }
+  // The first half of stage `k` is being multiplied. All that the next promotion needs is got ready
+  // while the tensor core works: between the end of a half and the beginning of the next this
+  // warpgroup has no work for it. `next` is the next stage's number, if there is one.
+  CROSSDOCK_DEVICE void run_stage(u32 k, u32 next, bool more) {
+    const u32 stage = at.stage;
+    const Scales scales{rows[0], rows[1], columns[0], columns[1]};
+    if constexpr (kWide) {
+      ptx::wgmma_wait<0>(part);
+      promote<0>(scales);
+      issue(stage, 1);
+    }
+    take_columns(k + 1);
+    at.advance();
+    if (more) wait_stage(next);
+    ptx::wgmma_wait<0>(part);
+    gemm_release<kConfig>(stage, lane);
+    promote<kHalves - 1>(scales);
+    issue(at.stage, 0);
+  }
+  // Multiplies nothing of a tile but what has been begun: the tensor core is left to the other
+  // warpgroup, and the power too.
+  CROSSDOCK_DEVICE void skip(u32 stages, bool more) {
+    ptx::wgmma_wait<0>(part);
+    ptx::copy_async_wait<0>();  // of a bias: the next comes to the same place
+    CROSSDOCK_NO_UNROLL
+    for (u32 k = 0; k < stages; ++k) {
+      ptx::sync_warp(kFullMask);  // all lanes have seen the stage
+      gemm_release<kConfig>(at.stage, lane);
+      at.advance();
+      if (k + 1 < stages) {
+        block.wait_full(at);
+      } else if (more) {
+        wait_stage(0);
+      }
+    }
+    issue(at.stage, 0);
+  }
+  // The next stage is there; its scales are loaded well before they are used. All lanes have read
+  // them when its products begin, so the stage may be freed when those have ended.
+  CROSSDOCK_DEVICE void wait_stage(u32 k) {
+    block.wait_full(at);
+    const float* of = Block::input_scales(at.stage) + row;
+    rows[0] = gemm_input_scale<kConfig>(of, k);
+    rows[1] = gemm_input_scale<kConfig>(of + 8, k);
+  }
+  CROSSDOCK_DEVICE void take_columns(u32 k) {
+    columns[0] = weight_scales.first_of(k);
+    columns[1] = weight_scales.second_of(k);
   }
   CROSSDOCK_DEVICE void issue(u32 stage, u32 half) {
     const u64 a = gemm_descriptor(input_low + stage * (Block::kShared.input_bytes / 16));

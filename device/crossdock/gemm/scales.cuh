@@ -8,6 +8,7 @@
 #include <crossdock/ptx/convert.cuh>
 #include <crossdock/ptx/memory.cuh>
 #include <crossdock/ptx/warp.cuh>
+#include <crossdock/ptx/wgmma.cuh>
 
 namespace crossdock::device {
 
@@ -29,8 +30,9 @@ CROSSDOCK_DEVICE float gemm_input_scale(const float* at, u32 stage) {
   }
 }
 
-// The scales of a tile's weights. Each lane has those of one stage of 32 and, loaded ahead, of one
-// of the next 32; all lanes get those of a stage from the lane that has them.
+// The scales of a tile's weights, in pages of 32 stages: each lane has those of one stage of the
+// page and, loaded ahead, of one of the next; all lanes get those of a stage from the lane that has
+// them.
 template <GroupedGemmConfig kConfig>
 struct GemmWeightScales {
   template <bool kUe8m0, class Unused = void>
@@ -51,7 +53,11 @@ struct GemmWeightScales {
 
   const Stored* of = nullptr;  // the first 128 columns of the tile
   u32 second = 0;              // distance to those of the second
+  u32 stages = 0;
   Value now[2] = {0, 0}, next[2] = {0, 0};
+  // Added to the number of a lane it means nothing, but what depends on the lane stays in ordinary
+  // registers: else values that all lanes share would be moved to the warp's own.
+  u32 turns = ptx::forgotten(lane_index() * kWarpSize);
 
   // A new tile.
   CROSSDOCK_DEVICE void begin(const GroupedGemmParams& p, const GemmRecord& r) {
@@ -60,29 +66,28 @@ struct GemmWeightScales {
     of = static_cast<const Stored*>(p.weight_scales) +
          (u64{r.expert} * groups + first) * p.shape.scale_groups;
     second = first + 1 < groups ? p.shape.scale_groups : 0;  // the last tile may have 128 columns
-    load(0, p.shape.k_stages, now);
-    load(kWarpSize, p.shape.k_stages, next);
+    stages = p.shape.k_stages;
+    load(0);
   }
   CROSSDOCK_DEVICE float first_of(u32 stage) const { return of_stage(now[0], stage); }
   CROSSDOCK_DEVICE float second_of(u32 stage) const { return of_stage(now[1], stage); }
-  // Stage `stage` of `stages` is done.
-  CROSSDOCK_DEVICE void advance(u32 stage, u32 stages) {
-    const bool last = stage % kWarpSize == kWarpSize - 1;
-    now[0] = last ? next[0] : now[0];
-    now[1] = last ? next[1] : now[1];
-    load(stage + 1 + kWarpSize, stages, next, last);
+  // Before the first stage of a page, which is `stage`.
+  CROSSDOCK_DEVICE void turn(u32 stage) {
+    now[0] = next[0];
+    now[1] = next[1];
+    if (stage + kWarpSize < stages) load(stage + kWarpSize);
   }
 
  private:
   // A number before it goes round: what is made of it afterwards would be the same in all lanes,
   // and then computed in registers that a warp has once, with moves among the wgmmas.
-  CROSSDOCK_DEVICE static float of_stage(Value mine, u32 stage) {
-    return ptx::shuffle(kFullMask, Own::number(mine), stage % kWarpSize);
+  CROSSDOCK_DEVICE float of_stage(Value mine, u32 stage) const {
+    return ptx::shuffle(kFullMask, Own::number(mine), stage + turns);
   }
-  CROSSDOCK_DEVICE void load(u32 stage, u32 stages, Value (&to)[2], bool condition = true) const {
-    const u32 mine = min_of(stage + lane_index(), stages - 1);
-    ptx::ld_nc_if(to[0], of + mine, condition);
-    ptx::ld_nc_if(to[1], of + second + mine, condition);
+  CROSSDOCK_DEVICE void load(u32 stage) {
+    const u32 mine = min_of(stage + turns / kWarpSize, stages - 1);
+    ptx::ld_nc_if(next[0], of + mine, true);
+    ptx::ld_nc_if(next[1], of + second + mine, true);
   }
 };
 

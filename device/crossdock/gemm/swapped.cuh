@@ -51,8 +51,8 @@ struct GemmSwapped {
     for (u32 k = 0; k < stages; ++k) {
       if constexpr (kConfig.fp8) {
         issue(part, false);
+        if (k % kWarpSize == 0) weight_scales.turn(k);
         const Scales scales = load_scales(k);
-        weight_scales.advance(k, stages);
         wait(part);
         promote(scales);
         ptx::sync_warp(kFullMask);  // all lanes have read their scales
@@ -241,10 +241,10 @@ struct GemmSwappedStore {
     float* peaks = Block::exchange();  // [row][warp]
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kRegisters / 2; ++i) {
-      float peak = larger(magnitude(values[0][i]), magnitude(values[1][i]));
+      float peak = ptx::larger(ptx::magnitude(values[0][i]), ptx::magnitude(values[1][i]));
       CROSSDOCK_UNROLL
       for (u32 distance = 4; distance < kWarpSize; distance *= 2)
-        peak = larger(peak, ptx::shuffle_xor(kFullMask, peak, distance));
+        peak = ptx::larger(peak, ptx::shuffle_xor(kFullMask, peak, distance));
       if (lane < 4) peaks[(i / 2 * 8 + lane * 2 + i % 2) * kGemmMathWarps + warp] = peak;
     }
     math_sync();
@@ -255,7 +255,7 @@ struct GemmSwappedStore {
       float peak = 0;
       CROSSDOCK_UNROLL
       for (u32 w = 0; w < kGemmMathWarps; ++w)
-        peak = larger(peak, peaks[row * kGemmMathWarps + w]);
+        peak = ptx::larger(peak, peaks[row * kGemmMathWarps + w]);
       const E4m3Scale s = E4m3Scale::of(peak, kConfig.ue8m0);
       if (warp == 0 && lane < 4 && row < r.rows)
         gemm_store_scale<kConfig>(block.p.output, r, row, s.scale);

@@ -11,6 +11,7 @@
 
 #include <crossdock/gemm/scales.cuh>
 #include <crossdock/gemm/store.cuh>
+#include <crossdock/ptx/number.cuh>
 
 namespace crossdock::device {
 
@@ -19,8 +20,8 @@ inline constexpr float kLargestE4m3 = 448.0f;
 
 template <bool kFast>
 CROSSDOCK_DEVICE float swiglu(float gate, float up, float clamp, float weight) {
-  const float g = gate > clamp ? clamp : gate;
-  const float u = up > clamp ? clamp : (up < -clamp ? -clamp : up);
+  const float g = ptx::at_most(gate, clamp);
+  const float u = ptx::at_least(ptx::at_most(up, clamp), -clamp);
   constexpr float kLog2E = 1.4426950408889634f;
   const float denominator =
       1.0f + (kFast ? ptx::exp2_approximate(-kLog2E * g) : ptx::exponential(-g));
@@ -51,12 +52,6 @@ CROSSDOCK_DEVICE void gemm_store_scale(const GemmOutput& out, const GemmRecord& 
     ptx::st_weak(out.scales + group * out.scale_columns + r.row + row, scale);
   }
 }
-CROSSDOCK_DEVICE float magnitude(float x) {
-  return x < 0 ? -x : x;
-}
-CROSSDOCK_DEVICE float larger(float a, float b) {
-  return b > a ? b : a;
-}
 
 template <GroupedGemmConfig kConfig>
 struct GemmSwigluStore {
@@ -68,6 +63,8 @@ struct GemmSwigluStore {
   template <class Pairs>
   CROSSDOCK_DEVICE static void run(const Block& block, u32 warp, const GemmRecord& r,
                                    const Pairs& pair) {
+    // With 64 rows the warpgroups need each other's peaks.
+    if (Part::kWide && Part(warp).row >= r.rows) return;
     float values[kValues];  // [group]{upper row, lower row}{2 columns}
     const u32 upper = Part(warp).row + lane_index() / 4;
     const float weights[2] = {weight(block, r, upper), weight(block, r, upper + 8)};
@@ -138,11 +135,11 @@ struct GemmSwigluStore {
     float peaks[2] = {0, 0};
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kValues; ++i)
-      peaks[i / 2 % 2] = larger(peaks[i / 2 % 2], magnitude(values[i]));
+      peaks[i / 2 % 2] = ptx::larger(peaks[i / 2 % 2], ptx::magnitude(values[i]));
     CROSSDOCK_UNROLL
     for (u32 row = 0; row < 2; ++row) {
-      peaks[row] = larger(peaks[row], ptx::shuffle_xor(kFullMask, peaks[row], 1));
-      peaks[row] = larger(peaks[row], ptx::shuffle_xor(kFullMask, peaks[row], 2));
+      peaks[row] = ptx::larger(peaks[row], ptx::shuffle_xor(kFullMask, peaks[row], 1));
+      peaks[row] = ptx::larger(peaks[row], ptx::shuffle_xor(kFullMask, peaks[row], 2));
     }
     if constexpr (!Part::kWide) exchange(warp, peaks);
     const Part part(warp);
@@ -176,8 +173,8 @@ struct GemmSwigluStore {
       of[mine + row + 8] = peaks[1];
     }
     block_sync();
-    peaks[0] = larger(peaks[0], of[64 - mine + row]);
-    peaks[1] = larger(peaks[1], of[64 - mine + row + 8]);
+    peaks[0] = ptx::larger(peaks[0], of[64 - mine + row]);
+    peaks[1] = ptx::larger(peaks[1], of[64 - mine + row + 8]);
     block_sync();
   }
   CROSSDOCK_DEVICE static void block_sync() {

@@ -39,8 +39,8 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
       const u32 stage = this->at.stage;
       unpack();
       issue(stage);
+      if (k % kWarpSize == 0) this->weight_scales.turn(k);
       const auto scales = this->load_scales(k);
-      this->weight_scales.advance(k, stages);
       this->at.advance();
       if (k + 1 < stages || more) {
         this->block.wait_full(this->at);
