@@ -10,6 +10,8 @@
 // With `--chain` whole layers on all GPUs, each GPU with as many experts as one of `--world` ranks:
 // the time of forwards back to back in a CUDA graph, and of each stage.
 //
+// With `--vs torch` the same products by torch (cuBLASLt) in the same run, as references.
+//
 // In the twin there is nothing to time: there it only compares. SPDX-License-Identifier: Apache-2.0
 #include "bench/moe.hpp"
 
@@ -77,7 +79,6 @@ Result<> measure_chains(const MoeBench& options, FigureReport& report) {
     add_gpu_facts(report, driver);
     report.facts.emplace_back("ranks", std::to_string(gpus));
     report.facts.emplace_back("experts_as_of_ranks", std::to_string(options.world));
-    report.facts.emplace_back("routing", options.skewed ? "skewed" : "even");
     report.facts.emplace_back("repeat", std::to_string(options.repeat));
     for (const Model& model : kModels) {
       const auto& wanted = options.models;
@@ -109,6 +110,7 @@ Result<> measure(const MoeBench& options, FigureReport& report) {
     for (const MoeCase& c : cases_of(options, model)) {
       CROSSDOCK_TRY(rig, MoeRig::create(gemm, c, deadline));
       CROSSDOCK_CHECK_OK(measure_moe(gemm, rig, c, options, copy, report.figures, deadline));
+      if (options.versus == "torch") CROSSDOCK_CHECK_OK(compare_with_torch(c, options, report));
     }
   }
   report.facts.emplace_back("data", "right");
@@ -173,11 +175,17 @@ void add_moe(CLI::App& group) {
       ->check(CLI::Range(1, 1024));
   sub->add_option("--repeat", options->repeat, "launches; the median counts")
       ->check(CLI::Range(1, 1000));
+  sub->add_option("--vs", options->versus, "torch: the same products by it, in the same run")
+      ->check(CLI::IsMember({"torch"}));
   sub->add_flag("--chain", options->chain, "whole layers on all GPUs instead of single products");
-  sub->add_option("--tokens", options->tokens, "of each rank, with --chain");
+  sub->add_option("--tokens", options->tokens, "of each rank, with --chain: e.g. 1 128 8192")
+      ->check(CLI::Range(1, 1 << 20));
   sub->add_flag("--overlap", options->overlap,
                 "with --chain: also forwards in halves, a dispatch beside the products before it");
-  sub->add_flag("--skewed", options->skewed, "choices by a Zipf law, with --chain");
+  sub->add_option("--routing", options->routings,
+                  "with --chain: even, zipf: experts drawn; gate, gate-zipf: the choices of a gate "
+                  "of random weights, for words drawn evenly or as in texts")
+      ->check(CLI::IsMember({"even", "zipf", "gate", "gate-zipf"}));
   add_duration(*sub, "--idle", options->idle, "before each launch of a burst");
   add_duration(*sub, "--warm-up", options->warm_up, "launches before the sustained ones");
   add_duration(*sub, "--timeout", options->timeout, "when to give up");

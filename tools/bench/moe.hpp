@@ -1,6 +1,6 @@
 // What `crossdock bench moe` is told, shared by its parts: moe.cpp (command line, models and
 // order), moe_rig.cpp (data, and whether the result is right), moe_run.cpp (times); with --chain:
-// moe_chain.cpp and moe_chain_rig.cpp.
+// moe_chain.cpp, moe_chain_rig.cpp and moe_routing.cpp; with --vs moe_versus.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,7 +33,8 @@ struct MoeBench {
   bool chain = false;                                        // whole layers, on all GPUs
   bool overlap = false;                                      // and forwards in halves
   std::vector<std::uint32_t> tokens = {8192, 2048, 128, 8};  // of each rank
-  bool skewed = false;  // choices by a Zipf law instead of evenly
+  std::vector<std::string> routings = {"even"};              // see moe_routing.cpp
+  std::string versus = {};  // "torch": the same products by it, beside ours
 };
 
 // A model's expert layers.
@@ -108,6 +109,10 @@ std::vector<float> make_scales(symm::u64 count, float low, float high, std::uint
 Result<double> measure_copy(symm::Rank& rank, Deadline deadline);
 Result<> measure_moe(moe::Gemm& gemm, MoeRig& rig, const MoeCase& c, const MoeBench& options,
                      double copy_rate, std::vector<Figure>& figures, Deadline deadline);
+
+// The same product by torch; what it takes becomes a reference of the case's figures. What torch
+// refuses, and that there is none, is a fact of the report.
+Result<> compare_with_torch(const MoeCase& c, const MoeBench& options, FigureReport& report);
 
 // Whole layers of a model: right for some tokens, then timed; in the twin (`gpus` 0) only right.
 Result<> measure_chain(const MoeBench& options, const MoeModel& model, std::uint32_t gpus,

@@ -7,6 +7,8 @@
 //   stages      from the end of one to the end of the next on the GPU, launched one by one: the
 //               median of a rank's forwards, the mean of the ranks. A dispatch or a combine
 //               includes what a rank waits for the others
+//   hbm, nvlink of a stage: bytes that it moves at least, in that time
+//   imbalance   choices of the rank with the most, of those of a rank on average
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/moe_chain.hpp"
@@ -24,7 +26,7 @@ namespace {
 using symm::u32;
 using symm::u64;
 
-constexpr std::array<const char*, 6> kStages = {"dispatch", "group",  "first",
+constexpr std::array<const char*, 7> kStages = {"dispatch", "group",  "order",  "first",
                                                 "second",   "reduce", "combine"};
 
 struct Aim {
@@ -160,7 +162,7 @@ Result<> measure_case(const ChainCase& c, const MoeBench& options, std::vector<F
   CROSSDOCK_TRY(us, period_us(rig, run_wholes, options, c.tokens, deadline));
   Figure whole{.name = c.name() + "_us", .value = us, .unit = "us"};
   for (const Aim& aim : kAims)
-    if (whole.name == aim.name && c.ranks == 4 && !c.skewed) whole.aim = aim.us;
+    if (whole.name == aim.name && c.ranks == 4 && c.routing == "even") whole.aim = aim.us;
   figures.push_back(std::move(whole));
   if (options.overlap) {
     CROSSDOCK_TRY(overlapped, period_us(rig, run_halves, options, c.tokens, deadline));
@@ -171,9 +173,20 @@ Result<> measure_case(const ChainCase& c, const MoeBench& options, std::vector<F
   figures.push_back(
       {.name = c.name() + "_weights", .value = c.weight_bytes() / us / 1e3, .unit = "GB/s"});
   CROSSDOCK_TRY(stages, stages_us(rig, options, deadline));
-  for (std::size_t i = 0; i < kStages.size(); ++i)
-    figures.push_back(
-        {.name = fmt::format("{}_{}_us", c.name(), kStages[i]), .value = stages[i], .unit = "us"});
+  const ChainBytes bytes = rig.bytes();
+  for (std::size_t i = 0; i < kStages.size(); ++i) {
+    const auto add = [&](const char* what, double value, const char* unit) {
+      figures.push_back({.name = fmt::format("{}_{}_{}", c.name(), kStages[i], what),
+                         .value = value,
+                         .unit = unit});
+    };
+    add("us", stages[i], "us");
+    if (bytes.hbm[i] != 0) add("hbm", bytes.hbm[i] / stages[i] / 1e3, "GB/s");
+    if (bytes.nvlink[i] != 0) add("nvlink", bytes.nvlink[i] / stages[i] / 1e3, "GB/s");
+  }
+  // Above 1 the other ranks wait for one that more choices fell to.
+  figures.push_back(
+      {.name = c.name() + "_imbalance", .value = bytes.most_places / bytes.places, .unit = ""});
   return {};
 }
 
@@ -183,13 +196,14 @@ Result<> measure_chain(const MoeBench& options, const MoeModel& model, u32 gpus,
                        std::vector<Figure>& figures, Deadline deadline) {
   ChainCase c{.model = model, .ranks = gpus == 0 ? 2 : gpus, .twin = gpus == 0};
   c.model.experts = std::max(model.experts / options.world, 1u) * c.ranks;
-  c.skewed = options.skewed;
   for (const std::string& format : options.formats)
-    for (const u32 tokens : options.tokens) {
-      c.fp8 = format == "fp8";
-      c.tokens = c.twin ? std::min(tokens, 9u) : tokens;
-      CROSSDOCK_CHECK_OK(measure_case(c, options, figures, deadline));
-    }
+    for (const std::string& routing : options.routings)
+      for (const u32 tokens : options.tokens) {
+        c.fp8 = format == "fp8";
+        c.routing = routing;
+        c.tokens = c.twin ? std::min(tokens, 9u) : tokens;
+        CROSSDOCK_CHECK_OK(measure_case(c, options, figures, deadline));
+      }
   return {};
 }
 

@@ -2,6 +2,7 @@
 // whose values the host knows. See moe.hpp. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +20,7 @@ struct ChainCase {
   bool twin = false;
   bool fp8 = true;
   std::uint32_t tokens = 0;  // of each rank
-  bool skewed = false;
+  std::string routing = "even";
 
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::uint64_t local_experts() const { return model.experts / ranks; }
@@ -31,6 +32,26 @@ struct ChainCase {
     return 3.0 * static_cast<double>(local_experts()) * model.hidden * model.inner * (fp8 ? 1 : 2);
   }
 };
+
+// Of one rank's tokens.
+struct ChainRouting {
+  std::vector<std::int32_t> ids;     // [tokens][top_k]
+  std::vector<float> weights;        // [tokens][top_k]
+  std::vector<std::uint32_t> words;  // [tokens]: a token is this row of the pattern
+};
+// `embedding`: the pattern that tokens are rows of.
+ChainRouting route(const ChainCase& c, std::uint32_t rank,
+                   const std::vector<std::uint8_t>& embedding);
+
+// Bytes that the stages of a forward move at least, the mean of the ranks, in the stages' order.
+struct ChainBytes {
+  std::array<double, 7> hbm = {};     // read and written
+  std::array<double, 7> nvlink = {};  // sent, or fetched
+  double places = 0;                  // choices a rank computes: the mean, and the most
+  double most_places = 0;
+};
+ChainBytes bytes_moved(const ChainCase& c, const std::vector<ChainRouting>& of_ranks,
+                       bool copies_rows);
 
 class ChainRig {
  public:
@@ -44,6 +65,7 @@ class ChainRig {
   Result<> end(std::uint32_t r, moe::BegunForward& begun);
   // Of all ranks, as they are now.
   Result<std::vector<std::vector<std::uint8_t>>> outputs(Deadline deadline);
+  [[nodiscard]] ChainBytes bytes() const;
   // One forward; some values of one token of each rank against fp64. Wrong is kInternal. The
   // relative error (root of the mean squares).
   Result<double> verify(Deadline deadline);
@@ -59,8 +81,6 @@ class ChainRig {
   struct Known {
     std::vector<std::uint8_t> weight_pattern, row_pattern;
     std::vector<float> gate_up_scales, down_scales;
-    std::vector<std::int32_t> ids;
-    std::vector<float> weights;
   };
   ChainRig(const ChainCase& c, moe::Layer layer) : case_(c), layer_(std::move(layer)) {}
   Result<> load(std::uint32_t r, Deadline deadline);
@@ -76,6 +96,7 @@ class ChainRig {
   moe::Layer layer_;
   std::vector<Memory> memory_;  // by rank: all ranks are in this process
   std::vector<Known> known_;
+  std::vector<ChainRouting> routings_;  // by rank
 };
 
 }  // namespace crossdock::tools::bench

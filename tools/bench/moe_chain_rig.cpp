@@ -3,8 +3,8 @@
 // moe_chain.hpp. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <fmt/format.h>
-#include <random>
 
 #include <crossdock/layout/probe.cuh>
 
@@ -29,32 +29,6 @@ Result<symm::LocalMemory> put(symm::Rank& rank, const std::vector<T>& values, De
   CROSSDOCK_TRY(memory, rank.allocate(std::max<u64>(values.size() * sizeof(T), 16)));
   CROSSDOCK_CHECK_OK(symm::upload(rank, memory.template as<T>(), values, deadline));
   return memory;
-}
-
-// `top_k` different experts, evenly or by a Zipf law over an order that all ranks share.
-std::vector<std::int32_t> route(const ChainCase& c, u32 rank) {
-  std::mt19937 random(4321 + rank);
-  std::vector<double> cumulative;
-  double sum = 0;
-  for (u32 e = 0; e < c.model.experts; ++e)
-    cumulative.push_back(sum += c.skewed ? 1.0 / (e + 1.0) : 1.0);
-  std::vector<u32> order(c.model.experts);
-  for (u32 e = 0; e < c.model.experts; ++e)
-    order[e] = e;
-  std::shuffle(order.begin(), order.end(), std::mt19937(99));
-  std::vector<std::int32_t> ids;
-  for (u32 t = 0; t < c.tokens; ++t) {
-    const auto first = static_cast<std::ptrdiff_t>(ids.size());
-    while (ids.size() < static_cast<std::size_t>(first) + c.model.top_k) {
-      const double at = sum * static_cast<double>(random()) / 4294967296.0;
-      const auto found = std::upper_bound(cumulative.begin(), cumulative.end(), at);
-      const auto place =
-          std::min<std::ptrdiff_t>(found - cumulative.begin(), std::ptrdiff_t{c.model.experts} - 1);
-      const auto id = static_cast<std::int32_t>(order[static_cast<std::size_t>(place)]);
-      if (std::find(ids.begin() + first, ids.end(), id) == ids.end()) ids.push_back(id);
-    }
-  }
-  return ids;
 }
 
 // A row of the pattern's numbers.
@@ -90,7 +64,8 @@ double dot(const std::vector<float>& row, const float* scales, const auto& other
 }  // namespace
 
 std::string ChainCase::name() const {
-  return fmt::format("{}_chain_{}_{}", model.name, fp8 ? "fp8" : "bf16", tokens);
+  return fmt::format("{}_chain_{}_{}{}", model.name, fp8 ? "fp8" : "bf16", tokens,
+                     routing == "even" ? "" : "_" + routing);
 }
 
 Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
@@ -148,15 +123,22 @@ Result<> ChainRig::load_weights(Memory& m, Known& k, Deadline deadline) {
 
 Result<> ChainRig::load_tokens(Memory& m, Known& k, Deadline deadline) {
   symm::Rank& on = rank(m.rank);
-  const u64 bytes = u64{case_.tokens} * case_.model.hidden * 2;
+  const u64 row_bytes = u64{case_.model.hidden} * 2;
   k.row_pattern = make_pattern(false, 70 + m.rank);
-  k.ids = route(case_, m.rank);
-  for (u64 i = 0; i < k.ids.size(); ++i)
-    k.weights.push_back(static_cast<float>(device::mix(static_cast<u32>(i)) % 1000 + 1) / 4000.0f);
-  CROSSDOCK_TRY(rows, repeat_pattern(on, k.row_pattern, bytes, deadline));
-  CROSSDOCK_TRY(ids, put(on, k.ids, deadline));
-  CROSSDOCK_TRY(weights, put(on, k.weights, deadline));
-  CROSSDOCK_TRY(output, on.allocate(bytes));
+  ChainRouting routing = route(case_, m.rank, k.row_pattern);
+  std::vector<u8> tokens(case_.tokens * row_bytes);
+  for (u64 t = 0; t < case_.tokens; ++t)
+    for (u64 i = 0, from = routing.words[t] * row_bytes % k.row_pattern.size(); i < row_bytes;) {
+      const u64 bytes = std::min(row_bytes - i, k.row_pattern.size() - from);
+      std::memcpy(&tokens[t * row_bytes + i], &k.row_pattern[from], bytes);
+      i += bytes;
+      from = 0;
+    }
+  CROSSDOCK_TRY(rows, put(on, tokens, deadline));
+  CROSSDOCK_TRY(ids, put(on, routing.ids, deadline));
+  CROSSDOCK_TRY(weights, put(on, routing.weights, deadline));
+  CROSSDOCK_TRY(output, on.allocate(case_.tokens * row_bytes));
+  routings_.push_back(std::move(routing));
   m.rows = std::move(rows);
   m.ids = std::move(ids);
   m.weights = std::move(weights);
@@ -213,11 +195,12 @@ std::vector<double> ChainRig::activations(const Known& of, u32 expert,
 
 std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& values) const {
   const MoeModel& model = case_.model;
-  const auto row = row_at(known_[r].row_pattern, u64{token} * model.hidden, model.hidden, false);
+  const u64 first_value = u64{routings_[r].words[token]} * model.hidden;
+  const auto row = row_at(known_[r].row_pattern, first_value, model.hidden, false);
   std::vector<double> out(values.size());
   for (u32 k = 0; k < model.top_k; ++k) {
     const u64 at = u64{token} * model.top_k + k;
-    const auto id = static_cast<u32>(known_[r].ids[at]);
+    const auto id = static_cast<u32>(routings_[r].ids[at]);
     const auto local = static_cast<u32>(case_.local_experts());
     const Known& owner = known_[id / local];
     const u32 expert = id % local;
@@ -228,10 +211,15 @@ std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& va
       const u64 block = u64{expert} * model.hidden / 128 + values[i] / 128;
       out[i] += dot(weights, case_.fp8 ? &owner.down_scales[block * (model.inner / 128)] : nullptr,
                     made) *
-                known_[r].weights[at];
+                routings_[r].weights[at];
     }
   }
   return out;
+}
+
+ChainBytes ChainRig::bytes() const {
+  const bool copies = layer_.core().row_order(memory_[0].input) == moe::RowOrder::kCopy;
+  return bytes_moved(case_, routings_, copies);
 }
 
 Result<double> ChainRig::verify(Deadline deadline) {
