@@ -185,7 +185,7 @@ struct GemmGather {
 template <GroupedGemmConfig kConfig>
 struct GemmLoadRole {
   static constexpr u32 kWarps = kGemmLoadWarps;
-  static constexpr u32 kRegisters = 56;
+  static constexpr u32 kRegisters = 72;
   CROSSDOCK_DEVICE static void run(const GemmBlock<kConfig>& block, u32 warp) {
     if (warp == 0) {
       if (lane_index() == 0) GemmTileLoader<kConfig>{block}.run();

@@ -32,7 +32,7 @@ struct GemmMath<kConfig, true, true, true> : GemmUnpacked<kConfig> {
 template <GroupedGemmConfig kConfig>
 struct GemmMathRole {
   static constexpr u32 kWarps = kGemmMathWarps;
-  static constexpr u32 kRegisters = 224;
+  static constexpr u32 kRegisters = 216;
 
   CROSSDOCK_DEVICE static void run(const GemmBlock<kConfig>& block, u32 warp) {
     const u32 tiles = ptx::warp_constant(block.experts.own_tiles());

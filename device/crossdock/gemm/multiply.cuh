@@ -60,8 +60,6 @@ struct GemmPromoted {
   u32 input_low, weight_low;
   u32 group;
   u32 row;  // the thread's first row of the tile
-  u32 lane;
-  bool idle = false;  // none of the warpgroup's rows of the tile is valid
 
   CROSSDOCK_DEVICE GemmPromoted(const Block& of, u32 warp) : block(of), group(warp / 4) {
     input_low = gemm_descriptor_low(Block::input(0)) + (kWide ? group * (64 * 128 / 16) : 0);
@@ -69,7 +67,6 @@ struct GemmPromoted {
     // Made once: the compiler would rather ask for the thread's number again in every stage, which
     // takes long.
     row = ptx::forgotten((kWide ? group * 64 : 0) + warp % 4 * 16 + lane_index() / 4);
-    lane = ptx::forgotten(lane_index());
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < 64; ++i)
       part[i] = 0;
@@ -85,14 +82,10 @@ struct GemmPromoted {
     issue(at.stage, 0);
   }
   // Before run(), when the first stage of the tile has been waited for.
-  CROSSDOCK_DEVICE void begin(const GemmRecord& r) {
-    weight_scales.begin(block.p, r);
-    idle = kWide && group * 64 >= r.rows;
-  }
+  CROSSDOCK_DEVICE void begin(const GemmRecord& r) { weight_scales.begin(block.p, r); }
   // Adds up one tile; `more`: another follows.
   CROSSDOCK_DEVICE void run(bool more) {
     const u32 stages = block.p.shape.k_stages;
-    if (idle) return skip(stages, more);
     multiply(stages, more);
     GemmBiasRow<kConfig>::add(block, sum);
   }
@@ -133,26 +126,8 @@ struct GemmPromoted {
     at.advance();
     if (more) wait_stage(next);
     ptx::wgmma_wait<0>(part);
-    gemm_release<kConfig>(stage, lane);
+    gemm_release<kConfig>(stage, weight_scales.turns);  // 0 in lane 0
     promote<kHalves - 1>(scales);
-    issue(at.stage, 0);
-  }
-  // Multiplies nothing of a tile but what has been begun: the tensor core is left to the other
-  // warpgroup, and the power too.
-  CROSSDOCK_DEVICE void skip(u32 stages, bool more) {
-    ptx::wgmma_wait<0>(part);
-    ptx::copy_async_wait<0>();  // of a bias: the next comes to the same place
-    CROSSDOCK_NO_UNROLL
-    for (u32 k = 0; k < stages; ++k) {
-      ptx::sync_warp(kFullMask);  // all lanes have seen the stage
-      gemm_release<kConfig>(at.stage, lane);
-      at.advance();
-      if (k + 1 < stages) {
-        block.wait_full(at);
-      } else if (more) {
-        wait_stage(0);
-      }
-    }
     issue(at.stage, 0);
   }
   // The next stage is there; its scales are loaded well before they are used. All lanes have read

@@ -63,8 +63,6 @@ struct GemmSwigluStore {
   template <class Pairs>
   CROSSDOCK_DEVICE static void run(const Block& block, u32 warp, const GemmRecord& r,
                                    const Pairs& pair) {
-    // With 64 rows the warpgroups need each other's peaks.
-    if (Part::kWide && Part(warp).row >= r.rows) return;
     float values[kValues];  // [group]{upper row, lower row}{2 columns}
     const u32 upper = Part(warp).row + lane_index() / 4;
     const float weights[2] = {weight(block, r, upper), weight(block, r, upper + 8)};
