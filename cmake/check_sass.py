@@ -7,7 +7,7 @@ more of them conflicted ran 4 to 10 % slower, though nothing was spilled. Also c
 moves to the warp's own registers (R2UR) between wgmmas, which hold up each of them: a main loop whose
 bounds or descriptors the compiler does not see as uniform ran 20 % slower.
 
-usage: check_sass.py CROSSDOCK [--limit N] [--cuobjdump PATH]
+usage: check_sass.py CROSSDOCK [--limit N] [--disassembler PATH]
 
 CROSSDOCK is the command; its `jit dump` writes the machine code of the kernels. Exit code 77 where no
 compiler or no disassembler is found, with the reason printed.
@@ -51,8 +51,11 @@ def look_at(sass):
 
 
 def find_disassembler(given):
+    """The one that was asked for, a toolkit's, or the one that `./x setup` has put into .venv."""
+    root = Path(__file__).resolve().parent.parent
+    wheel = sorted(map(str, root.glob(".venv/lib/python3*/site-packages/nvidia/cu*/bin/nvdisasm")))
     for name in [given] if given else ["cuobjdump", "nvdisasm", "/usr/local/cuda/bin/cuobjdump",
-                                       "/usr/local/cuda/bin/nvdisasm"]:
+                                       "/usr/local/cuda/bin/nvdisasm", *wheel]:
         if path := shutil.which(name):
             return path
     return None
@@ -71,7 +74,8 @@ def main():
     options = parser.parse_args()
     tool = find_disassembler(options.disassembler)
     if tool is None:
-        print("skipped: neither cuobjdump nor nvdisasm was found; they come with the CUDA toolkit")
+        print("skipped: neither cuobjdump nor nvdisasm was found; they come with the CUDA toolkit, and "
+              "nvdisasm with the wheel nvidia-cuda-nvdisasm, which ./x setup puts into .venv")
         return SKIPPED
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
