@@ -29,7 +29,7 @@ Result<> Core::prepare_small(Deadline deadline) {
                                     .shared_bytes = device::ep_combine_shared(combine).bytes},
                                    deadline));
   small_combine_.emplace(std::move(kernel));
-  return prepare_packets(deadline);
+  return options_.small_packets ? prepare_packets(deadline) : Result<>();
 }
 
 Result<> Core::prepare_small_rank(RankState& state) {

@@ -149,13 +149,14 @@ namespace {
 void add_small(Window& window, const Options& options) {
   window.small_capacity = window.world * options.small_tokens;
   const u64 before = window.layout.bytes;
-  window.packet_tokens = std::min(options.small_tokens, kPacketTokens);
+  if (options.small_packets) window.packet_tokens = std::min(options.small_tokens, kPacketTokens);
   const device::EpMessage largest{.row_words = window.row_bytes / 4,
                                   .scale_words = window.scale_bytes / 4,
                                   .top_k = options.top_k,
                                   .cast = false};
   for (u32 i = 0; options.small_tokens != 0 && i < options.small_slots; ++i) {
     window.small.push_back(device::add_ep_small(window.layout, window.world, options.experts));
+    if (!options.small_packets) continue;
     window.packets.push_back(device::add_ep_packets(
         window.layout, window.world, window.packet_tokens, largest, options.hidden / 2));
   }

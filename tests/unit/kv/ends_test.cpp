@@ -75,9 +75,7 @@ TEST(HandoverEnds, PagesOfADestroyedReceiverStayInQuarantineWhileASenderMayWrite
   cluster.admit_and_expect(1, 32, soon());
   ASSERT_TRUE(prefill.sender.push(1, 0).ok());
   ASSERT_TRUE(decode.receiver.wait(1, 0, soon()).ok());  // it writes
-  {
-    const KvReceiver gone = std::move(decode.receiver);
-  }
+  { const KvReceiver gone = std::move(decode.receiver); }
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().quarantined, 32u);
   ASSERT_TRUE(decode.pool.admit({.request = 2, .num_pages = 32}).ok());
@@ -94,9 +92,7 @@ TEST(HandoverEnds, AFenceIsProofForADestroyedReceiver) {
   cluster.admit_and_expect(1, 32, soon());
   ASSERT_TRUE(prefill.sender.push(1, 0).ok());
   ASSERT_TRUE(decode.receiver.wait(1, 0, soon()).ok());
-  {
-    const KvReceiver gone = std::move(decode.receiver);
-  }
+  { const KvReceiver gone = std::move(decode.receiver); }
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().quarantined, 32u);
   ASSERT_TRUE(decode.engine.fence_instance(prefill.engine.instance(), soon()).ok());
@@ -116,9 +112,7 @@ TEST(HandoverEnds, PagesOfADestroyedReceiverAreFreeWhenNobodyEverWrote) {
   const auto mute = transfer::Engine::create({}).value();
   ASSERT_TRUE(
       decode.receiver.expect({.request = 1, .senders = {mute.name()}, .deadline = soon()}).ok());
-  {
-    const KvReceiver gone = std::move(decode.receiver);
-  }
+  { const KvReceiver gone = std::move(decode.receiver); }
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().free, 64u);
 }
@@ -371,14 +365,19 @@ TEST(HandoverEnds, AReceiverWithANameOfItsOwnIsReachedByItsAddress) {
   EXPECT_TRUE(cluster.prefill[0]->sender.wait(1, soon()).ok());
 }
 
+// An engine that listens everywhere tells the address on its way out; without a route it has none.
 TEST(HandoverEnds, AReceiverThatNobodyCanDialIsRefusedWithTheFix) {
   auto engine = transfer::Engine::create({.listen = "0.0.0.0:0"}).value();
   const auto layout = PageLayout::create({"test", 1, 1, 16, 2, false}, {.num_pages = 4}).value();
   const auto pool = PagePool::create(engine, layout).value();
   const auto receiver = KvReceiver::create(engine, pool);
-  ASSERT_EQ(receiver.code(), Code::kInvalidArgument);
-  EXPECT_THAT(receiver.error().message, HasSubstr(engine.address()));
-  EXPECT_THAT(receiver.error().message, HasSubstr("EngineOptions::advertise"));
+  if (engine.address().find("0.0.0.0") == std::string::npos) {
+    EXPECT_TRUE(receiver.ok()) << engine.address();
+  } else {
+    ASSERT_EQ(receiver.code(), Code::kInvalidArgument);
+    EXPECT_THAT(receiver.error().message, HasSubstr(engine.address()));
+    EXPECT_THAT(receiver.error().message, HasSubstr("EngineOptions::advertise"));
+  }
   auto advertised =
       transfer::Engine::create({.listen = "0.0.0.0:0", .advertise = "10.0.0.1:7000"}).value();
   EXPECT_TRUE(KvReceiver::create(advertised, PagePool::create(advertised, layout).value()).ok());
