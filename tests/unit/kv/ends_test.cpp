@@ -75,7 +75,9 @@ TEST(HandoverEnds, PagesOfADestroyedReceiverStayInQuarantineWhileASenderMayWrite
   cluster.admit_and_expect(1, 32, soon());
   ASSERT_TRUE(prefill.sender.push(1, 0).ok());
   ASSERT_TRUE(decode.receiver.wait(1, 0, soon()).ok());  // it writes
-  { const KvReceiver gone = std::move(decode.receiver); }
+  {
+    const KvReceiver gone = std::move(decode.receiver);
+  }
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().quarantined, 32u);
   ASSERT_TRUE(decode.pool.admit({.request = 2, .num_pages = 32}).ok());
@@ -92,7 +94,9 @@ TEST(HandoverEnds, AFenceIsProofForADestroyedReceiver) {
   cluster.admit_and_expect(1, 32, soon());
   ASSERT_TRUE(prefill.sender.push(1, 0).ok());
   ASSERT_TRUE(decode.receiver.wait(1, 0, soon()).ok());
-  { const KvReceiver gone = std::move(decode.receiver); }
+  {
+    const KvReceiver gone = std::move(decode.receiver);
+  }
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().quarantined, 32u);
   ASSERT_TRUE(decode.engine.fence_instance(prefill.engine.instance(), soon()).ok());
@@ -112,7 +116,9 @@ TEST(HandoverEnds, PagesOfADestroyedReceiverAreFreeWhenNobodyEverWrote) {
   const auto mute = transfer::Engine::create({}).value();
   ASSERT_TRUE(
       decode.receiver.expect({.request = 1, .senders = {mute.name()}, .deadline = soon()}).ok());
-  { const KvReceiver gone = std::move(decode.receiver); }
+  {
+    const KvReceiver gone = std::move(decode.receiver);
+  }
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().free, 64u);
 }
