@@ -116,25 +116,32 @@ Result<> Core::combine_receive(const Handle& handle, const Combined& c, StreamPt
   return combine_halves(*h, c, Halves::kAdd, stream);
 }
 
-// The halves of a combine come in turns.
-Result<> Core::take_turn(Handle::State& h, Halves halves) const {
-  const bool pushes = h.placement.slot->kind != SlotKind::kSmall && window_.pushes;
-  if (halves != Halves::kBoth && pushes)
+// The halves of a combine come in turns, and those of one combine after the other: what is told is
+// kept where the epoch is counted, so that a half whose handle is gone is noticed, too.
+Result<u32*> Core::take_turn(RankState& state, const Handle::State& h, Halves halves) const {
+  const bool small = h.placement.slot->kind == SlotKind::kSmall;
+  if (halves != Halves::kBoth && !small && window_.pushes)
     return invalid_argument(
         "ep combine: a combine by push has no halves: make the group with combine = kPull");
-  if (halves == Halves::kAdd && !h.told)
+  u32& told = small ? state.small[h.slot - options_.slots].told : state.told;
+  if (halves == Halves::kAdd && told != h.ticket)
     return invalid_argument("ep combine_receive: nothing has been told: call combine_send() first");
-  if (halves != Halves::kAdd && h.told)
+  if (halves != Halves::kAdd && told == h.ticket)
     return invalid_argument(
         "ep combine: a combine_send() of this handle waits for its combine_receive(): call it "
         "first");
-  return {};
+  if (halves != Halves::kAdd && told != 0)
+    return invalid_argument(
+        fmt::format("ep combine: a combine_send() of another handle of rank {} waits for its "
+                    "combine_receive(): call it first, or reset() the group if that handle is gone",
+                    h.rank));
+  return &told;
 }
 
 Result<> Core::combine_halves(Handle::State& h, const Combined& c, Halves halves,
                               StreamPtr stream) {
-  CROSSDOCK_CHECK_OK(take_turn(h, halves));
   CROSSDOCK_TRY(state, find(h.rank));
+  CROSSDOCK_TRY(told, take_turn(*state, h, halves));
   const u64 dense = u64{options_.hidden} * 2;
   const bool small = h.placement.slot->kind == SlotKind::kSmall;
   device::EpCombineParams p =
@@ -174,7 +181,7 @@ Result<> Core::combine_halves(Handle::State& h, const Combined& c, Halves halves
   const symm::Rank& rank = group_->rank(h.rank);
   if (h.packets) {
     CROSSDOCK_CHECK_OK(combine_packets(h, p, stream));
-    h.told = halves == Halves::kTell;
+    *told = halves == Halves::kTell ? h.ticket : 0;
     return {};
   }
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
@@ -184,7 +191,7 @@ Result<> Core::combine_halves(Handle::State& h, const Combined& c, Halves halves
   if (c.experts.weights != nullptr) from.weights = const_cast<float*>(c.experts.weights);
   if (p.tells) CROSSDOCK_CHECK_OK(copy_in(*state, h, from, launch_shape));
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, small ? *small_combine_ : *combine_, launch_shape, p));
-  h.told = halves == Halves::kTell;
+  *told = halves == Halves::kTell ? h.ticket : 0;
   return {};
 }
 

@@ -182,8 +182,11 @@ Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
 // Before a reset or a reform: handles from before are refused, and windows will be zero.
 void Core::begin_anew() {
   ++generation_;
-  for (RankState& state : ranks_)
-    state.next_small = 0;
+  for (RankState& state : ranks_) {
+    state.next_small = state.told = 0;
+    for (SmallSlot& slot : state.small)
+      slot.told = 0;
+  }
 }
 
 Result<> Core::reset(Deadline deadline) {

@@ -27,6 +27,7 @@ struct SmallSlot {
   symm::LocalMemory combines;  // EpState
   device::EpSmallParams dispatch{};
   device::EpCombineParams combine{};
+  u32 told = 0;  // as RankState::told, of the slot
 };
 
 struct RankState {
@@ -47,6 +48,9 @@ struct RankState {
   u32 ticket = 0;
   device::EpDispatchParams dispatch{};  // all that does not depend on the call
   device::EpCombineParams combine{};
+  // Ticket of the dispatch whose combine has told the others and not been received; 0: there is
+  // none. The second half takes its epoch to be the last that was told, so there is one at a time.
+  u32 told = 0;
   std::vector<SmallSlot> small;
 };
 
@@ -176,7 +180,7 @@ class Core : public std::enable_shared_from_this<Core> {
   enum class Halves { kBoth, kTell, kAdd };
   Result<> combine_halves(Handle::State& handle, const Combined& combined, Halves halves,
                           StreamPtr stream);
-  Result<> take_turn(Handle::State& handle, Halves halves) const;
+  Result<u32*> take_turn(RankState& state, const Handle::State& handle, Halves halves) const;
   Result<const Handle::State*> reused(u32 rank, const Tokens& tokens,
                                       const DispatchOptions& how) const;
   Result<Placement> place(RankState& state, const Tokens& tokens, const DispatchOptions& how,

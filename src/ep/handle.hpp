@@ -22,7 +22,6 @@ struct Handle::State {
   Placement placement;
   bool weights = false;  // have been delivered
   bool arrived = true;   // false between the halves of a dispatch
-  bool told = false;     // true between the halves of a combine
   // For the second half of a small dispatch, beside what the slot's parameters say.
   device::EpOutputLayout output{};
   device::EpDispatchResult result{};

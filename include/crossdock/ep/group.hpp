@@ -261,7 +261,9 @@ class CROSSDOCK_API Group {
                                const DispatchOptions& how = {}, StreamPtr stream = nullptr);
   Result<> dispatch_receive(const Handle& handle, StreamPtr stream = nullptr);
   // The halves of a combine, by pull: the first tells the others that the experts' rows are ready,
-  // the second waits for theirs, loads and adds up. In turns for each handle.
+  // the second waits for theirs, loads and adds up. In turns, and one combine of a rank at a time;
+  // of few tokens one of each small slot. A combine that was told and never received keeps the
+  // next from being made until a reset().
   Result<> combine_send(const Handle& handle, StreamPtr stream = nullptr);
   Result<> combine_receive(const Handle& handle, const Combined& combined,
                            StreamPtr stream = nullptr);

@@ -30,9 +30,7 @@ void expect_refused(const Result<>& done, const char* text) {
   ASSERT_EQ(done.code(), Code::kInvalidArgument);
   EXPECT_THAT(done.error().message, HasSubstr(text));
 }
-void add_up(EpGroupRig& rig, const EpCase& c, const ep::Handle& handle,
-            const symm::LocalMemory& bias, u8* rows) {
-  (void)c;
+void add_up(EpGroupRig& rig, const ep::Handle& handle, const symm::LocalMemory& bias, u8* rows) {
   expect_ok(rig.group().combine_receive(handle, {.rows = rows, .bias = {bias.address(), nullptr}}));
 }
 
@@ -74,8 +72,8 @@ TEST(EpHalves, TwoBatchesInFlight) {
           ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().combine_send(handle)));
       for (u32 b = 0; b < 2; ++b)
         for (const auto& handle : batches[b])
-          ASSERT_NO_FATAL_FAILURE(add_up(rig, c, handle, bias[handle.rank()],
-                                         rows[b * c.world + handle.rank()].as<u8>()));
+          ASSERT_NO_FATAL_FAILURE(
+              add_up(rig, handle, bias[handle.rank()], rows[b * c.world + handle.rank()].as<u8>()));
       ASSERT_NO_FATAL_FAILURE(rig.synchronize());
       for (u32 b = 0; b < 2; ++b)
         for (u32 r = 0; r < c.world; ++r)
@@ -133,6 +131,64 @@ TEST(EpHalves, HalvesTwiceOrInTheWrongOrderAreRefused) {
   EpGroupRig rig(large, ep::Group::create(ep_options(large, symm::Backend::kCpu)).value());
   rig.load(EpInputs(large, 1));
   EXPECT_EQ(rig.group().dispatch_send(0, rig.tokens(0)).code(), Code::kInvalidArgument);
+}
+
+// On the large path the second half takes its epoch to be the last that was told: another combine
+// between the halves would add up the rows of the wrong one.
+TEST(EpHalves, OneCombineOfManyTokensIsOpenAtATime) {
+  const EpCase c{.world = 2, .max_tokens = 12, .combine_weights = false};
+  EpGroupRig rig(c, ep::Group::create(ep_options(c, symm::Backend::kCpu)).value());
+  const EpInputs inputs(c, 1);
+  rig.load(inputs);
+  ep::Group& group = rig.group();
+  const Handles first = rig.dispatch(), second = rig.dispatch();
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  for (const auto& handle : first)
+    rig.write_expert_rows(handle, inputs, 1);
+  for (const auto& handle : second)
+    rig.write_expert_rows(handle, inputs, 2);
+  for (const auto& handle : first)
+    expect_ok(group.combine_send(handle));
+  for (const auto& handle : second) {
+    const ep::Combined to{.rows = rig.combined(handle.rank())};
+    expect_refused(group.combine_send(handle), "of another handle");
+    expect_refused(group.combine(handle, to), "of another handle");
+    expect_refused(group.combine_receive(handle, to), "call combine_send() first");
+  }
+  for (const auto& handle : first)
+    expect_ok(group.combine_receive(handle, {.rows = rig.combined(handle.rank())}));
+  ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  for (u32 r = 0; r < c.world; ++r)
+    ASSERT_NO_FATAL_FAILURE(rig.check_combined(r, EpReference(c, inputs), 1));
+}
+
+// A handle that is dropped between the halves does not spoil the next sums: they are refused.
+TEST(EpHalves, ACombineThatIsNeverReceivedIsNoticedAndAResetHelps) {
+  for (const bool few : {false, true}) {
+    SCOPED_TRACE(few);
+    const EpCase c{.world = 1, .max_tokens = 8, .combine_weights = false, .fixed = few};
+    auto options = ep_options(c, symm::Backend::kCpu);
+    options.ep.small_slots = 1;
+    EpGroupRig rig(c, ep::Group::create(options).value());
+    rig.load(EpInputs(c, 1));
+    ep::Group& group = rig.group();
+    const ep::Combined to{.rows = rig.combined(0)};
+    {
+      const Handles dropped = rig.dispatch();
+      expect_ok(group.combine_send(dropped[0]));
+      ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    }
+    {
+      const Handles next = rig.dispatch();
+      expect_refused(group.combine(next[0], to), "reset() the group");
+      expect_refused(group.combine_send(next[0]), "reset() the group");
+      ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    }
+    expect_ok(group.reset(ep_soon()));
+    const Handles good = rig.dispatch();
+    expect_ok(group.combine(good[0], to));
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  }
 }
 
 }  // namespace
