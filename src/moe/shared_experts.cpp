@@ -9,8 +9,7 @@ namespace crossdock::moe {
 namespace {
 
 constexpr device::MoeCastRowsConfig kCast{.warps = 8};
-// The cast is the first part of a grouped product, and finds no faults of its own.
-constexpr device::KernelId kCastId = device::KernelId::kGroupedGemm;
+constexpr device::KernelId kCastId = device::KernelId::kMoeCastRows;
 
 }  // namespace
 

@@ -33,7 +33,8 @@ enum class KernelId : u32 {
   kEpMask = 18,
   kEpPacketDispatch = 19,
   kEpPacketCombine = 20,
-  kFirstFree = 21,
+  kMoeCastRows = 21,
+  kFirstFree = 22,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -77,6 +78,8 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "ep_packet_dispatch";
     case KernelId::kEpPacketCombine:
       return "ep_packet_combine";
+    case KernelId::kMoeCastRows:
+      return "moe_cast_rows";
     default:
       return "unknown kernel";
   }
