@@ -7,7 +7,8 @@ import math
 from typing import Any, Optional, Tuple, Union
 
 from . import _arrays, _native
-from .ep import Array, Stream, _current_device
+from ._ranks import current_device
+from .ep import Array, Stream
 from .errors import InvalidArgument
 
 
@@ -73,7 +74,7 @@ class Gemm:
             raise InvalidArgument(f"backend = {backend!r} must be 'gpu' or 'twin'")
         cpu = backend == "twin"
         if device is None:
-            device = -1 if cpu else _current_device()
+            device = -1 if cpu else current_device()
         self._native = _native.Gemm(device, cpu, sms, timeout)
 
     def prepare(self, *, format: str = "e4m3", swiglu: bool = False, tile: str = "auto",

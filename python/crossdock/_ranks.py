@@ -1,10 +1,11 @@
-"""Which ranks of a group are in this process."""
+"""Which ranks of a group are in this process, and what everything that has such ranks can do."""
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
 import sys
-from typing import Iterable, Optional, Sequence, Tuple
+from types import TracebackType
+from typing import Any, Iterable, Optional, Sequence, Tuple, TypeVar
 
 from . import _native
 from .errors import InvalidArgument
@@ -31,9 +32,78 @@ def only_rank_of(ranks: Sequence[int]) -> Optional[int]:
     return ranks[0] if len(ranks) == 1 else None
 
 
+def rank_or_only(rank: Optional[int], only: Optional[int], ranks: Sequence[int]) -> int:
+    """The rank that a call is for; it may be left out in a process that has one."""
+    if rank is not None:
+        return rank
+    if only is None:
+        raise InvalidArgument(f"rank is missing: this process has the ranks {list(ranks)}")
+    return only
+
+
 def current_device() -> int:
     """The GPU of a process that has one rank: torch's current one, else by torchrun's variable."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_device())
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+_Self = TypeVar("_Self", bound="RankOwner")
+
+
+class RankOwner:
+    """A group or a layer: ranks of this process, and memory that :meth:`close` lets go of."""
+
+    _native: Any
+    _only_rank: Optional[int]
+
+    def _own(self, native: Any) -> None:
+        self._native = native
+        self._only_rank = only_rank_of(self.local_ranks)
+
+    @property
+    def world(self) -> int:
+        return int(self._native.world)
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks of this process."""
+        return [rank for rank, _ in self._native.ranks]
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._native.closed)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Waits for what is on the GPU's streams and lets go of the memory, which goes when the last that
+        shares it is gone too: handles and arrays, siblings. Local: peers are not waited for. Twice is no
+        error. What is dropped without it must have nothing running."""
+        if self._native.closed:
+            return
+        try:
+            if not self._native.twin:
+                self._native.synchronize(timeout, None)
+        finally:
+            self._native.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        try:
+            self.close()
+        except Exception:
+            # What went wrong inside the block says more than what follows from it.
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"ranks {self.local_ranks} of {self.world}"
+        return f"<{type(self).__module__}.{type(self).__name__}: {state}>"
+
+    def _rank(self, rank: Optional[int]) -> int:
+        if rank is not None:
+            return rank
+        return rank_or_only(None, self._only_rank, self.local_ranks)

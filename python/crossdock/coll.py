@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Iterable, Optional, Tuple
 
 from . import _arrays, _native
-from ._ranks import local_ranks_of, only_rank_of
+from ._ranks import local_ranks_of, only_rank_of, rank_or_only
 
 Array = Any
 Stream = Any
@@ -117,10 +117,7 @@ class Group:
         return self._native
 
     def _rank(self, rank: Optional[int]) -> int:
-        if rank is None and self._only_rank is None:
-            from .errors import InvalidArgument
-            raise InvalidArgument(f"rank is missing: this process has the ranks {self._open().ranks}")
-        return self._only_rank if rank is None else rank  # type: ignore[return-value]
+        return rank_or_only(rank, self._only_rank, self._open().ranks)
 
     @property
     def world(self) -> int:

@@ -30,8 +30,7 @@ from types import TracebackType
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 from . import _arrays, _native
-from ._ranks import current_device, local_ranks_of
-from .errors import InvalidArgument
+from ._ranks import RankOwner, local_ranks_of
 
 #: A torch tensor, a NumPy array, a CuPy array, or any object with ``__dlpack__``.
 Array = Any
@@ -40,8 +39,6 @@ Stream = Any
 
 __all__ = ["Array", "Expanded", "ExpertInput", "Group", "Grouped", "Handle", "Options", "Received", "Sizes",
            "Statistics", "Stream", "default_combine_sms", "default_dispatch_sms", "sizes"]
-
-_current_device = current_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +305,7 @@ class Expanded:
 Ranks = Iterable[Tuple[int, int]]
 
 
-class Group:
+class Group(RankOwner):
     """The ranks of one NVLink domain, one or several of them in this process.
 
     * All ranks in this process: ``Group(options, world=4)``, rank ``r`` on GPU ``r``; or, on the CPU,
@@ -326,18 +323,7 @@ class Group:
                  exchange: Optional[_native.Exchange] = None, timeout: float = 60.0) -> None:
         world, local = local_ranks_of(world, ranks, backend, exchange)
         self.options = options
-        self._native = _native.Group(options, world, local, backend == "twin", exchange, timeout)
-        only = self._native.ranks
-        self._only_rank = only[0][0] if len(only) == 1 else None
-
-    @property
-    def world(self) -> int:
-        return self._native.world
-
-    @property
-    def local_ranks(self) -> list[int]:
-        """The ranks of this process."""
-        return [rank for rank, _ in self._native.ranks]
+        self._own(_native.Group(options, world, local, backend == "twin", exchange, timeout))
 
     @property
     def memory(self) -> Sizes:
@@ -507,44 +493,5 @@ class Group:
         selections, waits = self._native.statistics_memory(self._rank(rank))
         return _arrays.to_framework(selections, library), _arrays.to_framework(waits, library)
 
-    @property
-    def closed(self) -> bool:
-        return self._native.closed
-
-    def close(self, timeout: float = 10.0) -> None:
-        """Waits for what is on the GPU's streams and lets go of the memory, which goes when the last
-        handle and array are gone too. Local: peers are not waited for. Twice is no error. A group that
-        is dropped without it must have nothing running."""
-        if self._native.closed:
-            return
-        try:
-            if not self._native.twin:
-                self._native.synchronize(timeout, None)
-        finally:
-            self._native.close()
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
-        try:
-            self.close()
-        except Exception:
-            # What went wrong inside the block says more than what follows from it.
-            if error is None:
-                raise
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"ranks {self.local_ranks} of {self.world}"
-        return f"<crossdock.ep.Group: {state}>"
-
     def _device(self, rank: int) -> int:
         return dict(self._native.ranks).get(rank, -1)
-
-    def _rank(self, rank: Optional[int]) -> int:
-        if rank is not None:
-            return rank
-        if self._only_rank is None:
-            raise InvalidArgument(f"rank is missing: this process has the ranks {self.local_ranks}")
-        return self._only_rank

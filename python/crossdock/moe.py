@@ -25,14 +25,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import TracebackType
 from typing import Any, Iterable, Optional, Tuple
 
 from . import _arrays, _native
 from ._gemm import Gemm, Swiglu
+from ._ranks import RankOwner, local_ranks_of
 from ._weights import WeightLayout, Weights, _to_host
-from .ep import Array, Sizes, Statistics, Stream, _current_device
-from .errors import InvalidArgument
+from .ep import Array, Sizes, Statistics, Stream
 
 __all__ = ["BegunForward", "Gemm", "Layer", "LayerSizes", "Options", "Swiglu", "WeightLayout",
            "WeightSizes", "Weights", "layer_sizes"]
@@ -128,7 +127,7 @@ class BegunForward:
         return f"<crossdock.moe.BegunForward of rank {self.rank}: {state}>"
 
 
-class Layer:
+class Layer(RankOwner):
     """An expert layer over ranks, one or several of them in this process.
 
     * All ranks in this process: ``Layer(options, world=4)``, rank ``r`` on GPU ``r``; or, on the CPU,
@@ -144,41 +143,19 @@ class Layer:
     def __init__(self, options: Options, *, world: Optional[int] = None,
                  ranks: Optional[Iterable[Tuple[int, int]]] = None, backend: str = "gpu",
                  exchange: Optional[_native.Exchange] = None, timeout: float = 60.0) -> None:
-        if backend not in ("gpu", "twin"):
-            raise InvalidArgument(f"backend = {backend!r} must be 'gpu' or 'twin'")
-        if world is None:
-            if exchange is None:
-                raise InvalidArgument("world is missing: how many ranks are there in all?")
-            world = exchange.members
-        local = list(ranks) if ranks is not None else []
-        if ranks is None and exchange is not None:
-            if exchange.members != world:
-                raise InvalidArgument(f"world = {world} ranks in {exchange.members} processes: say "
-                                      "which are in this one, ranks = [(rank, device), ...]")
-            local = [(exchange.member, _current_device() if backend == "gpu" else -1)]
+        world, local = local_ranks_of(world, ranks, backend, exchange)
         self._set(options, _native.MoeLayer(options, world, local, backend == "twin", exchange, timeout))
 
     def _set(self, options: Options, native: _native.MoeLayer) -> None:
         self.options = options
-        self._native = native
+        self._own(native)
         self._in_use: dict[Tuple[int, bool], Weights] = {}
-        only = native.ranks
-        self._only_rank = only[0][0] if len(only) == 1 else None
 
     def sibling(self) -> Layer:
         """Another layer of the same shape, which shares the group and all buffers but has no weights yet."""
         made = Layer.__new__(Layer)
         made._set(self.options, self._native.sibling())
         return made
-
-    @property
-    def world(self) -> int:
-        return self._native.world
-
-    @property
-    def local_ranks(self) -> list[int]:
-        """The ranks of this process."""
-        return [rank for rank, _ in self._native.ranks]
 
     @property
     def memory(self) -> LayerSizes:
@@ -303,41 +280,3 @@ class Layer:
         for the rows of each rank. Kept by the device, copied when asked for."""
         selections, waits = self._native.statistics(self._rank(rank), timeout)
         return Statistics(selections, waits)
-
-    @property
-    def closed(self) -> bool:
-        return self._native.closed
-
-    def close(self, timeout: float = 10.0) -> None:
-        """Waits for what is on the GPU's streams and lets go of the weights; the buffers go with the last
-        sibling. Local: peers are not waited for. Twice is no error."""
-        if self._native.closed:
-            return
-        try:
-            if not self._native.twin:
-                self._native.synchronize(timeout, None)
-        finally:
-            self._native.close()
-
-    def __enter__(self) -> Layer:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
-        try:
-            self.close()
-        except Exception:
-            # What went wrong inside the block says more than what follows from it.
-            if error is None:
-                raise
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"ranks {self.local_ranks} of {self.world}"
-        return f"<crossdock.moe.Layer: {state}>"
-
-    def _rank(self, rank: Optional[int]) -> int:
-        if rank is not None:
-            return rank
-        if self._only_rank is None:
-            raise InvalidArgument(f"rank is missing: this process has the ranks {self.local_ranks}")
-        return self._only_rank

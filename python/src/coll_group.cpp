@@ -2,8 +2,6 @@
 #include "coll_group.hpp"
 
 #include <fmt/format.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <utility>
@@ -12,11 +10,11 @@
 #include "coll/core.hpp"
 #include "ep_options.hpp"
 #include "errors.hpp"
+#include "ranks.hpp"
 
 namespace crossdock::python {
 namespace {
 
-using RankList = std::vector<std::pair<uint32_t, int>>;
 using BoxPtr = std::shared_ptr<CollBox>;
 
 coll::Options coll_options(nb::handle options) {
@@ -37,24 +35,10 @@ coll::Options coll_options(nb::handle options) {
   return out;
 }
 
-struct Ranks {
-  uint32_t world;
-  RankList local;
-  bool cpu;
-  std::shared_ptr<symm::Exchange> exchange;
-  double timeout;
-};
-
 BoxPtr make_coll(nb::handle options, const Ranks& ranks) {
   coll::GroupOptions out;
   out.coll = coll_options(options);
-  out.ranks.world = ranks.world;
-  for (const auto& [rank, device] : ranks.local)
-    out.ranks.ranks.push_back({.rank = rank, .device = device});
-  out.ranks.backend = ranks.cpu ? symm::Backend::kCpu : symm::Backend::kGpu;
-  out.ranks.exchange = ranks.exchange;
-  out.ranks.timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(ranks.timeout, "timeout"));
+  out.ranks = group_options_of(ranks);
   auto made = [&] {
     const nb::gil_scoped_release release;
     return coll::Group::create(out);

@@ -1,8 +1,5 @@
 // The class Group of crossdock._native. SPDX-License-Identifier: Apache-2.0
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 #include <utility>
 #include <vector>
 
@@ -10,42 +7,20 @@
 #include "ep_group.hpp"
 #include "ep_options.hpp"
 #include "errors.hpp"
+#include "ranks.hpp"
 
 namespace crossdock::python {
 namespace {
 
-using RankList = std::vector<std::pair<uint32_t, int>>;
-
-struct Ranks {
-  uint32_t world;
-  RankList local;
-  bool cpu;
-  std::shared_ptr<symm::Exchange> exchange;
-  double timeout;
-};
-
 void make_group(Group* where, nb::handle options, const Ranks& ranks) {
   ep::GroupOptions out;
   out.ep = options_of(options);
-  out.ranks.world = ranks.world;
-  for (const auto& [rank, device] : ranks.local)
-    out.ranks.ranks.push_back({.rank = rank, .device = device});
-  out.ranks.backend = ranks.cpu ? symm::Backend::kCpu : symm::Backend::kGpu;
-  out.ranks.exchange = ranks.exchange;
-  out.ranks.timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(ranks.timeout, "timeout"));
+  out.ranks = group_options_of(ranks);
   auto made = [&] {
     const nb::gil_scoped_release release;
     return ep::Group::create(out);
   }();
   new (where) Group(value_or_raise(std::move(made)), out.ep);
-}
-
-RankList ranks_of(const Group& group) {
-  RankList out;
-  for (const Group::LocalRank& local : group.ranks())
-    out.emplace_back(local.rank, local.device);
-  return out;
 }
 
 ArrayType type_named(const std::string& name) {
@@ -165,21 +140,8 @@ void bind_life(nb::class_<Group>& group) {
 
 void add_ep_group(nb::module_& m) {
   nb::class_<Group> group(m, "Group");
-  group
-      .def(
-          "__init__",
-          [](Group* where, nb::object options, uint32_t world, RankList local, bool cpu,
-             std::shared_ptr<symm::Exchange> exchange, double timeout) {
-            make_group(where, options,
-                       {world, std::move(local), cpu, std::move(exchange), timeout});
-          },
-          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
-          nb::arg("exchange").none(), nb::arg("timeout"))
-      .def_prop_ro("world", &Group::world)
-      .def_prop_ro("twin", &Group::twin)
-      .def_prop_ro("closed", &Group::closed)
-      .def_prop_ro("ranks", &ranks_of)
-      .def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); });
+  bind_ranks(group, &make_group);
+  group.def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); });
   bind_calls(group);
   bind_layouts(group);
   bind_life(group);

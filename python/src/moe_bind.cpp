@@ -1,8 +1,5 @@
 // The classes MoeLayer and MoeForward of crossdock._native. SPDX-License-Identifier: Apache-2.0
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 #include <utility>
 #include <vector>
 
@@ -10,29 +7,14 @@
 #include "errors.hpp"
 #include "moe_layer.hpp"
 #include "moe_options.hpp"
+#include "ranks.hpp"
 
 namespace crossdock::python {
 namespace {
 
-using RankList = std::vector<std::pair<uint32_t, int>>;
-
-struct Ranks {
-  uint32_t world;
-  RankList local;
-  bool cpu;
-  std::shared_ptr<symm::Exchange> exchange;
-  double timeout;
-};
-
 void make_layer(Layer* where, nb::handle options, const Ranks& ranks) {
   moe::LayerOptions out = layer_options_of(options);
-  out.ranks.world = ranks.world;
-  for (const auto& [rank, device] : ranks.local)
-    out.ranks.ranks.push_back({.rank = rank, .device = device});
-  out.ranks.backend = ranks.cpu ? symm::Backend::kCpu : symm::Backend::kGpu;
-  out.ranks.exchange = ranks.exchange;
-  out.ranks.timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(ranks.timeout, "timeout"));
+  out.ranks = group_options_of(ranks);
   using Made = std::pair<ep::Group, moe::Layer>;
   auto made = [&]() -> Result<Made> {
     const nb::gil_scoped_release release;
@@ -43,13 +25,6 @@ void make_layer(Layer* where, nb::handle options, const Ranks& ranks) {
   }();
   auto [group, layer] = value_or_raise(std::move(made));
   new (where) Layer(std::move(group), std::move(layer), out);
-}
-
-RankList ranks_of(const Layer& layer) {
-  RankList out;
-  for (const Layer::LocalRank& local : layer.ranks())
-    out.emplace_back(local.rank, local.device);
-  return out;
 }
 
 nb::tuple layout_of(const moe::WeightLayout& layout) {
@@ -126,21 +101,8 @@ void add_moe_layer(nb::module_& m) {
       .def_prop_ro("framework", [](const BegunForward& b) { return static_cast<int>(b.framework); })
       .def_prop_ro("ended", [](const BegunForward& b) { return b.begun == nullptr; });
   nb::class_<Layer> layer(m, "MoeLayer");
-  layer
-      .def(
-          "__init__",
-          [](Layer* where, nb::object options, uint32_t world, RankList local, bool cpu,
-             std::shared_ptr<symm::Exchange> exchange, double timeout) {
-            make_layer(where, options,
-                       {world, std::move(local), cpu, std::move(exchange), timeout});
-          },
-          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
-          nb::arg("exchange").none(), nb::arg("timeout"))
-      .def_prop_ro("world", &Layer::world)
-      .def_prop_ro("twin", &Layer::twin)
-      .def_prop_ro("closed", &Layer::closed)
-      .def_prop_ro("ranks", &ranks_of)
-      .def_prop_ro("memory", [](const Layer& l) { return dict_of(l.memory()); });
+  bind_ranks(layer, &make_layer);
+  layer.def_prop_ro("memory", [](const Layer& l) { return dict_of(l.memory()); });
   bind_calls(layer);
   bind_life(layer);
   m.def(

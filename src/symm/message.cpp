@@ -136,6 +136,14 @@ Result<std::string> encode_as(const Message& message, const char* what) {
   CROSSDOCK_CHECK_OK(writer.finish(what));
   return std::string(wire::as_text(out));
 }
+template <class Message>
+Result<Message> decode_as(std::string_view bytes, const char* what) {
+  Reader reader(wire::as_bytes(bytes));
+  Message message;
+  fields<Reader>(reader, message);
+  CROSSDOCK_CHECK_OK(reader.finish(what));
+  return message;
+}
 
 }  // namespace
 
@@ -171,19 +179,11 @@ Result<std::string> encode(const Roster& roster) {
 }
 
 Result<Attendee> decode_attendee(std::string_view bytes) {
-  Reader reader(wire::as_bytes(bytes));
-  Attendee attendee;
-  fields<Reader>(reader, attendee);
-  CROSSDOCK_CHECK_OK(reader.finish("process at the meeting of a symmetric group"));
-  return attendee;
+  return decode_as<Attendee>(bytes, "process at the meeting of a symmetric group");
 }
 
 Result<Roster> decode_roster(std::string_view bytes) {
-  Reader reader(wire::as_bytes(bytes));
-  Roster roster;
-  fields<Reader>(reader, roster);
-  CROSSDOCK_CHECK_OK(reader.finish("roster of a symmetric group"));
-  return roster;
+  return decode_as<Roster>(bytes, "roster of a symmetric group");
 }
 
 Result<Proposal> decode_proposal(std::string_view bytes) {
@@ -197,11 +197,7 @@ Result<Proposal> decode_proposal(std::string_view bytes) {
 }
 
 Result<Outcome> decode_outcome(std::string_view bytes) {
-  Reader reader(wire::as_bytes(bytes));
-  Outcome outcome;
-  fields<Reader>(reader, outcome);
-  CROSSDOCK_CHECK_OK(reader.finish("outcome of a step of a symmetric group"));
-  return outcome;
+  return decode_as<Outcome>(bytes, "outcome of a step of a symmetric group");
 }
 
 Result<Windows> decode_windows(std::string_view bytes) {

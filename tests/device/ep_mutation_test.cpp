@@ -3,8 +3,6 @@
 // pieces are functions of the vocabulary; the kernels are compiled here with functions in their
 // place that leave the piece out when told to.
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdio>
-#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <crossdock/comm/counter.cuh>
@@ -13,6 +11,7 @@
 #include <crossdock/ptx/bulk.cuh>
 #include <crossdock/ptx/convert.cuh>
 
+#include "planted_bugs.hpp"
 #include "twin/sanitizer.hpp"
 
 namespace crossdock::testing {
@@ -213,17 +212,10 @@ void expand_and_read(u64 seed) {
 using Scenario = void (*)(u64 seed);
 // The first failure of a run, or nothing.
 std::string failure_of(Scenario run, EpBug bug, u64 seed) {
-  ::testing::TestPartResultArray results;
-  {
-    const ::testing::ScopedFakeTestPartResultReporter reporter(
-        ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &results);
-    g_bug = bug;
-    run(seed);
-    g_bug = EpBug::kNone;
-  }
-  for (int i = 0; i < results.size(); ++i)
-    if (results.GetTestPartResult(i).failed()) return results.GetTestPartResult(i).message();
-  return {};
+  g_bug = bug;
+  const std::string failure = first_failure([&] { run(seed); });
+  g_bug = EpBug::kNone;
+  return failure;
 }
 
 struct Planted {
@@ -236,14 +228,7 @@ class EpMutation : public ::testing::TestWithParam<Planted> {};
 TEST_P(EpMutation, IsFoundWithinThirtyTwoSeeds) {
   if (twin::kTsan) GTEST_SKIP() << "TSan takes the place of the weak-memory model";
   const Planted planted = GetParam();
-  for (u64 seed = 1; seed <= 32; ++seed) {
-    const std::string failure = failure_of(planted.run, planted.bug, seed);
-    if (failure.empty()) continue;
-    std::printf("  %s: seed %llu: %s\n", planted.name, static_cast<unsigned long long>(seed),
-                failure.substr(0, 120).c_str());
-    return;
-  }
-  FAIL() << planted.name << " was not found";
+  expect_found(planted.name, [&](u64 seed) { return failure_of(planted.run, planted.bug, seed); });
 }
 INSTANTIATE_TEST_SUITE_P(
     Bugs, EpMutation,

@@ -66,6 +66,22 @@ inline void fake_experts(const EpExpertsParams& p) {
   }
 }
 
+// One id of a rank's tokens, and all of them with rows, scales and weights.
+inline void put_id(const EpCase& c, EpDispatchInput& to, u64 index, i64 id) {
+  if (c.wide_ids) {
+    static_cast<i64*>(const_cast<void*>(to.ids))[index] = id;
+  } else {
+    static_cast<i32*>(const_cast<void*>(to.ids))[index] = static_cast<i32>(id);
+  }
+}
+inline void put_tokens(const EpCase& c, const EpTokensIn& in, EpDispatchInput& to) {
+  std::copy(in.rows.begin(), in.rows.end(), const_cast<u8*>(to.rows));
+  std::copy(in.scales.begin(), in.scales.end(), const_cast<u8*>(to.scales));
+  for (u64 i = 0; i < in.ids.size(); ++i)
+    put_id(c, to, i, in.ids[i]);
+  if (c.weights) std::copy(in.weights.begin(), in.weights.end(), const_cast<float*>(to.weights));
+}
+
 // Two sets of everything that a launch reads and writes, for launches in turns.
 class EpRig {
  public:
@@ -108,23 +124,12 @@ class EpRig {
     for (u32 rank = 0; rank < case_.world; ++rank) {
       const EpTokensIn& in = inputs.of(rank);
       EpDispatchParams& p = params(rank, turn);
-      std::copy(in.rows.begin(), in.rows.end(), const_cast<u8*>(p.input.rows));
-      std::copy(in.scales.begin(), in.scales.end(), const_cast<u8*>(p.input.scales));
-      for (u64 i = 0; i < in.ids.size(); ++i)
-        set_id(p, i, in.ids[i]);
-      if (case_.weights)
-        std::copy(in.weights.begin(), in.weights.end(), const_cast<float*>(p.input.weights));
+      put_tokens(case_, in, p.input);
       p.tokens = EpTokens::make(in.tokens, case_.blocks_of(rank));
       std::memset(output(rank, turn), 0xee, case_.output().bytes);
     }
   }
-  void set_id(EpDispatchParams& p, u64 index, i64 id) const {
-    if (case_.wide_ids) {
-      static_cast<i64*>(const_cast<void*>(p.input.ids))[index] = id;
-    } else {
-      static_cast<i32*>(const_cast<void*>(p.input.ids))[index] = static_cast<i32>(id);
-    }
-  }
+  void set_id(EpDispatchParams& p, u64 index, i64 id) const { put_id(case_, p.input, index, id); }
   template <EpDispatchConfig kConfig>
   void launch(u32 rank, u32 turn) {
     const EpDispatchParams& p = params(rank, turn);

@@ -4,8 +4,6 @@
 // leave the piece out when told to. The fence before the flags is not among them: a warp waits for
 // its bulk stores after its words, and in the twin all words have left by then.
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdio>
-#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <crossdock/comm/counter.cuh>
@@ -15,6 +13,7 @@
 #include <crossdock/ptx/bulk.cuh>
 #include <crossdock/ptx/convert.cuh>
 
+#include "planted_bugs.hpp"
 #include "twin/sanitizer.hpp"
 
 namespace crossdock::testing {
@@ -161,17 +160,10 @@ void in_packets(u64 seed) {
 using Scenario = void (*)(u64 seed);
 // The first failure of a run, or nothing.
 std::string failure_of(Scenario run, SmallBug bug, u64 seed) {
-  ::testing::TestPartResultArray results;
-  {
-    const ::testing::ScopedFakeTestPartResultReporter reporter(
-        ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &results);
-    g_bug = bug;
-    run(seed);
-    g_bug = SmallBug::kNone;
-  }
-  for (int i = 0; i < results.size(); ++i)
-    if (results.GetTestPartResult(i).failed()) return results.GetTestPartResult(i).message();
-  return {};
+  g_bug = bug;
+  const std::string failure = first_failure([&] { run(seed); });
+  g_bug = SmallBug::kNone;
+  return failure;
 }
 
 struct Planted {
@@ -184,14 +176,7 @@ class EpSmallMutation : public ::testing::TestWithParam<Planted> {};
 TEST_P(EpSmallMutation, IsFoundWithinThirtyTwoSeeds) {
   if (twin::kTsan) GTEST_SKIP() << "TSan takes the place of the weak-memory model";
   const Planted planted = GetParam();
-  for (u64 seed = 1; seed <= 32; ++seed) {
-    const std::string failure = failure_of(planted.run, planted.bug, seed);
-    if (failure.empty()) continue;
-    std::printf("  %s: seed %llu: %s\n", planted.name, static_cast<unsigned long long>(seed),
-                failure.substr(0, 120).c_str());
-    return;
-  }
-  FAIL() << planted.name << " was not found";
+  expect_found(planted.name, [&](u64 seed) { return failure_of(planted.run, planted.bug, seed); });
 }
 INSTANTIATE_TEST_SUITE_P(
     Bugs, EpSmallMutation,

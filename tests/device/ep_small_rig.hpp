@@ -62,24 +62,13 @@ class EpSmallRig {
     for (u32 rank = 0; rank < case_.world; ++rank) {
       const EpTokensIn& in = inputs.of(rank);
       EpSmallParams& p = params(rank, turn);
-      std::copy(in.rows.begin(), in.rows.end(), const_cast<u8*>(p.input.rows));
-      std::copy(in.scales.begin(), in.scales.end(), const_cast<u8*>(p.input.scales));
-      for (u64 i = 0; i < in.ids.size(); ++i)
-        set_id(p, i, in.ids[i]);
-      if (case_.weights)
-        std::copy(in.weights.begin(), in.weights.end(), const_cast<float*>(p.input.weights));
+      put_tokens(case_, in, p.input);
       p.tokens = in.tokens;
       p.send_blocks = std::min(in.tokens, case_.blocks_of(rank));
       std::memset(output(rank, turn), 0xee, case_.output().bytes);
     }
   }
-  void set_id(EpSmallParams& p, u64 index, i64 id) const {
-    if (case_.wide_ids) {
-      static_cast<i64*>(const_cast<void*>(p.input.ids))[index] = id;
-    } else {
-      static_cast<i32*>(const_cast<void*>(p.input.ids))[index] = static_cast<i32>(id);
-    }
-  }
+  void set_id(EpSmallParams& p, u64 index, i64 id) const { put_id(case_, p.input, index, id); }
   // Both halves in one launch, or the one that is asked for.
   enum class Half { kBoth, kSend, kReceive };
   template <EpSmallConfig kConfig>

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, ClassVar, Optional, Sequence, Tuple, Union
 
 from ... import ep
+from ..._ranks import current_device
 from ...errors import InvalidArgument, Unsupported
 from .config import Config, tuned
 from .events import EventHandle, EventOverlap
@@ -46,7 +47,7 @@ class Buffer:
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
         self.enable_shrink = enable_shrink
-        self._lane = Lane(-1 if self._rank.twin else ep._current_device())
+        self._lane = Lane(-1 if self._rank.twin else current_device())
         settings = Settings.read(type(self).num_sms)
         self._normal = Normal(self._rank, self._lane, num_nvl_bytes, settings)
         self._low_latency = LowLatency(self._rank, self._lane, settings)
@@ -82,7 +83,7 @@ class Buffer:
         return self._lane.stream
 
     def get_local_device_id(self) -> int:
-        return -1 if self._rank.twin else ep._current_device()
+        return -1 if self._rank.twin else current_device()
 
     def get_num_rdma_ranks(self) -> int:
         return 1

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 from ... import ep
+from ..._ranks import current_device
 from ...errors import InvalidArgument
 from .elastic_calls import ElasticCalls, Order, Wanted
 from .elastic_extras import Extras, bytes_of_shapes
@@ -48,7 +49,7 @@ class ElasticBuffer:
         self._rank = rank_of(group)
         self.group, self.rank, self.num_ranks = group, self._rank.rank(), self._rank.size()
         self.num_max_tokens_per_rank, self.explicitly_destroy = num_max_tokens_per_rank, explicitly_destroy
-        self._lane = Lane(-1 if self._rank.twin else ep._current_device())
+        self._lane = Lane(-1 if self._rank.twin else current_device())
         self._settings = Settings.read(wait=num_gpu_timeout_secs, timeout=num_cpu_timeout_secs)
         self._calls = ElasticCalls(self._rank, self._lane, num_max_tokens_per_rank, hidden, num_bytes or 0,
                                    self._settings)
