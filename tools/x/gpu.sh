@@ -52,7 +52,7 @@ x_gpu() {
   command -v nvidia-smi >/dev/null || die "gpu: no nvidia-smi, so no GPU driver; see crossdock doctor"
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
-  local targets=(gpu_cuda gpu_symm gpu_heap gpu_ep gpu_moe crossdock_cli)
+  local targets=(gpu_tests crossdock_cli)
   gpu_has_python && targets+=(crossdock_python)
   cmake --build build/gpu --parallel "$(build_jobs)" --target "${targets[@]}" >&2
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
@@ -96,11 +96,13 @@ gpu_bench_python() {
 
 # Every GPU bench that this build has.
 gpu_benches() {
-  local folder=$1 name failed=0 known
+  local folder=$1 name failed=0 known more
   known=$(build/gpu/tools/crossdock bench --help)
   for name in symm ep moe; do
     grep -Eq "^ +$name( |\$)" <<<"$known" || continue
-    gpu_bench "$name" "$folder" || failed=1
+    more=()
+    [[ $name == ep ]] && more=(--expanded --beside-gemm)
+    gpu_bench "$name" "$folder" "${more[@]}" || failed=1
   done
   # Whole expert layers: the same command, told otherwise.
   if grep -Eq "^ +moe( |\$)" <<<"$known"; then
