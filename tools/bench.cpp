@@ -121,10 +121,11 @@ void compare(Measurement& m, const Measurement& ceiling) {
 Result<Ceilings> measure_ceilings(const TransferBench& options, std::vector<Measurement>& results) {
   const bench::Scratch scratch{options.bytes, options.repeat};
   CROSSDOCK_TRY(copy, bench::measure_memcpy(scratch));
+  CROSSDOCK_TRY(pages, bench::measure_page_memcpy(scratch));
   CROSSDOCK_TRY(vm, bench::measure_vm_writev(scratch, 1 << 20));
   CROSSDOCK_TRY(stream, bench::measure_socket_stream(scratch));
   CROSSDOCK_TRY(ping_pong, bench::measure_socket_ping_pong(kOperations));
-  results.insert(results.end(), {copy, vm, stream, ping_pong});
+  results.insert(results.end(), {copy, pages, vm, stream, ping_pong});
   return Ceilings{copy, vm, stream, ping_pong};
 }
 

@@ -252,7 +252,7 @@ class Layer(RankOwner):
         return out
 
     def _output(self, rows: Array, rank: int) -> Any:
-        framework, tokens, _, device = _native.framework_of(rows, "moe forward", "rows")
+        framework, tokens, _, device = self._native.place_of_rows(rank, rows)
         return self._new(rank, tokens, framework, device, getattr(rows, "dtype", None))
 
     def _new(self, rank: int, tokens: int, framework: int, device: int, like: Any) -> Any:

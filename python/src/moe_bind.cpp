@@ -32,8 +32,17 @@ nb::tuple layout_of(const moe::WeightLayout& layout) {
                         layout.inter);
 }
 
+// Its framework, rows, columns and GPU (-1: the host).
+nb::tuple place_of(const Tensor& t) {
+  return nb::make_tuple(static_cast<int>(t.framework), t.shape[0], t.shape[1], t.device);
+}
+
 void bind_calls(nb::class_<Layer>& layer) {
   layer
+      .def(
+          "place_of_rows",
+          [](Layer& l, uint32_t rank, nb::object rows) { return place_of(l.rows_of(rank, rows)); },
+          nb::arg("rank"), nb::arg("rows"))
       .def(
           "forward",
           [](Layer& l, uint32_t rank, nb::tuple input, nb::object out, nb::object residual,
@@ -108,8 +117,7 @@ void add_moe_layer(nb::module_& m) {
   m.def(
       "framework_of",
       [](nb::object array, const char* call, const char* name) {
-        const Tensor t = tensor_of(array, call, name);
-        return nb::make_tuple(static_cast<int>(t.framework), t.shape[0], t.shape[1], t.device);
+        return place_of(tensor_of(array, call, name));
       },
       nb::arg("array"), nb::arg("call"), nb::arg("name"));
 }

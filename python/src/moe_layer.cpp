@@ -57,6 +57,12 @@ int Layer::device_of(uint32_t rank) const {
                   rank, shared_->ranks.size())));
 }
 
+Tensor Layer::rows_of(uint32_t rank, nb::object rows) const {
+  Tensor t = tensor_of(rows, "moe forward", "rows");
+  need_device("moe forward", t, rank, device_of(rank));
+  return t;
+}
+
 moe::WeightLayout Layer::weight_layout(uint32_t rank) const {
   (void)device_of(rank);
   return open()->weight_layout(rank);

@@ -53,6 +53,8 @@ class Layer {
   void load_bias(uint32_t rank, nb::object gate_up, nb::object down, bool up_first, double timeout);
   void forward(uint32_t rank, const ForwardArguments& arguments, const OutputArguments& output,
                nb::handle stream);
+  // What is said of `rows` by framework_of(), once they are where the rank runs.
+  [[nodiscard]] Tensor rows_of(uint32_t rank, nb::object rows) const;
   BegunForward begin(uint32_t rank, const ForwardArguments& arguments, nb::handle stream);
   void end(BegunForward& begun, const OutputArguments& output, nb::handle stream);
 

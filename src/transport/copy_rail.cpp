@@ -3,6 +3,7 @@
 #include "transport/copy_rail.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <fmt/format.h>
 
@@ -48,12 +49,45 @@ std::uint64_t bytes_of(const Shard& shard, std::uint32_t first, std::uint32_t co
 }
 
 // Ranges of one process may overlap (loopback): the destination then gets what the source held.
-void copy_slice(std::byte* to, const std::byte* from, std::size_t bytes, bool streaming) noexcept {
-  const bool overlap = to < from + bytes && from < to + bytes;
-  if (overlap) [[unlikely]]
-    std::memmove(to, from, bytes);
+bool overlap(const CopyPair& pair, std::size_t bytes) noexcept {
+  return pair.to < pair.from + bytes && pair.from < pair.to + bytes;
+}
+
+void copy_slice(const CopyPair& pair, std::size_t bytes, bool streaming) noexcept {
+  if (overlap(pair, bytes)) [[unlikely]]
+    std::memmove(pair.to, pair.from, bytes);
   else
-    (streaming ? copy_streaming : copy_cached)(to, from, bytes);
+    (streaming ? copy_streaming : copy_cached)(pair.to, pair.from, bytes);
+}
+
+CopyPair ends_of(const Shard& shard, const Slice& slice,
+                 std::optional<std::size_t> delta_slot) noexcept {
+  const std::int64_t delta = delta_slot ? slice.region->attached[*delta_slot]->delta : 0;
+  auto* const remote =
+      reinterpret_cast<std::byte*>(slice.remote + static_cast<std::uint64_t>(delta));
+  return shard.op == Op::kWrite ? CopyPair{remote, slice.local} : CopyPair{slice.local, remote};
+}
+
+// The four slices from `first` on, which are there, side by side. False, and nothing is copied,
+// where they do not lend themselves to that.
+bool copy_four(const Shard& shard, std::uint32_t first,
+               std::optional<std::size_t> delta_slot) noexcept {
+  const std::uint32_t bytes = shard.slices[first].length;
+  if (bytes < kTogetherMinBytes || bytes >= kTogetherEndBytes || bytes % kCacheLine != 0 ||
+      !streams_together())
+    return false;
+  std::array<CopyPair, kTogether> pairs;
+  for (std::uint32_t i = 0; i < kTogether; ++i) {
+    const Slice& slice = shard.slices[first + i];
+    if (slice.length != bytes) return false;
+    pairs[i] = ends_of(shard, slice, delta_slot);
+    if (reinterpret_cast<std::uintptr_t>(pairs[i].to) % kCacheLine != 0) return false;
+  }
+  for (const CopyPair& to : pairs)
+    for (const CopyPair& from : pairs)
+      if (overlap({to.to, from.from}, bytes)) return false;
+  copy_together(pairs, bytes);
+  return true;
 }
 
 }  // namespace
@@ -307,16 +341,17 @@ std::uint32_t copy_mapped(const Shard& shard, std::uint32_t first, std::uint32_t
                           std::optional<std::size_t> delta_slot) noexcept {
   const bool streaming = shard.bytes >= kStreamingBytes;
   std::uint32_t done = first;
-  for (; done < end; ++done) {
+  while (done < end) {
     if (done != first && shard.stop != nullptr && shard.stop->load(std::memory_order_relaxed))
       break;
+    if (streaming && done + kTogether <= end && copy_four(shard, done, delta_slot)) {
+      done += kTogether;
+      continue;
+    }
     const Slice& slice = shard.slices[done];
-    const std::int64_t delta = delta_slot ? slice.region->attached[*delta_slot]->delta : 0;
-    auto* const remote =
-        reinterpret_cast<std::byte*>(slice.remote + static_cast<std::uint64_t>(delta));
-    std::byte* const to = shard.op == Op::kWrite ? remote : slice.local;
-    const std::byte* const from = shard.op == Op::kWrite ? slice.local : remote;
-    copy_slice(to, from, slice.length, streaming && slice.length >= kStreamingSliceBytes);
+    const CopyPair pair = ends_of(shard, slice, delta_slot);
+    copy_slice(pair, slice.length, streaming && slice.length >= kStreamingSliceBytes);
+    ++done;
   }
   if (streaming) finish_streaming();
   return done - first;

@@ -83,6 +83,14 @@ class KvCluster {
           make_engine(options.decode_name),
           layout_of(options.decode_layout, options.decode_tp, rank), options.receiver));
   }
+  KvCluster(KvCluster&&) noexcept = default;
+  KvCluster& operator=(KvCluster&&) = delete;
+  // Decode is closed in order while prefill still lives: an engine that is merely dropped leaves
+  // pages that a sender may still write to in memory for ever, as it must.
+  ~KvCluster() {
+    for (const auto& rank : decode)
+      if (rank) (void)rank->engine.close(Deadline::in(std::chrono::seconds(20)));
+  }
 
   std::vector<std::unique_ptr<KvPrefillRank>> prefill;
   std::vector<std::unique_ptr<KvDecodeRank>> decode;

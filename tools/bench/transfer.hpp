@@ -64,7 +64,12 @@ struct Scratch {
 };
 
 // --- ceilings.cpp: what the machine gives without us ---
+// The better of one call for everything and a call a MiB: the library's choice of instructions
+// depends on the length of a call.
 Result<Measurement> measure_memcpy(const Scratch& scratch);
+// Pages in random order on both sides: what scattered pages cost whoever copies them, the kernel
+// too.
+Result<Measurement> measure_page_memcpy(const Scratch& scratch);
 Result<Measurement> measure_vm_writev(const Scratch& scratch, std::uint64_t block_bytes);
 Result<Measurement> measure_socket_stream(const Scratch& scratch);
 // What two wake-ups and four passes through the socket layer take, no matter who asks for them.

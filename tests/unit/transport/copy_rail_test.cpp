@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/copy_rail.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <gtest/gtest.h>
 #include <new>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -310,6 +313,74 @@ TEST(CopyBytes, StreamsExactBytesAtEveryAlignmentByEveryVariant) {
       }
     }
   }
+}
+
+// What copying one slice after the other gives.
+void copy_in_order(const Shard& shard) {
+  for (const Slice& slice : shard.slices) {
+    auto* const remote = reinterpret_cast<std::byte*>(slice.remote);
+    const bool write = shard.op == Op::kWrite;
+    std::memmove(write ? remote : slice.local, write ? slice.local : remote, slice.length);
+  }
+}
+
+// Pieces of a few pages in another order at the far end: of one length and mixed, on lines of the
+// cache and off them.
+TEST(CopyMapped, ScatteredPiecesOfEveryKindAreWhole) {
+  std::mt19937 random(7);
+  for (const Op op : {Op::kWrite, Op::kRead})
+    for (const std::uint32_t bytes : {4096u, 4160u, 4100u, 8192u, 12288u, 16384u})
+      for (const std::size_t shift : {0u, 32u})
+        for (const bool mixed : {false, true}) {
+          const std::size_t count = kStreamingBytes / bytes + 7;
+          std::vector<std::byte> local(count * bytes + 256), far(count * bytes + 256);
+          testing::fill_pattern(local, 1);
+          testing::fill_pattern(far, 2);
+          std::vector<std::size_t> order(count);
+          std::iota(order.begin(), order.end(), 0u);
+          std::shuffle(order.begin(), order.end(), random);
+          TestSink sink;
+          TestShard shard(op, sink);
+          for (std::size_t i = 0; i < count; ++i) {
+            Slice slice;
+            slice.local = local.data() + shift + i * bytes;
+            slice.remote = reinterpret_cast<std::uintptr_t>(far.data()) + shift + order[i] * bytes;
+            slice.length = mixed && i % 6 == 5 ? bytes - 64 : bytes;
+            shard.slices.push_back(slice);
+          }
+          Shard& ready = shard.ready();
+          const auto local_before = local, far_before = far;
+          const auto n = static_cast<std::uint32_t>(count);
+          ASSERT_EQ(copy_mapped(ready, 0, n, std::nullopt), n);
+          const auto local_after = local, far_after = far;
+          local = local_before, far = far_before;
+          copy_in_order(ready);
+          EXPECT_TRUE(local == local_after && far == far_after)
+              << bytes << " bytes, shifted by " << shift << (mixed ? ", mixed" : "");
+        }
+}
+
+// Where a piece is read after another was written to its place, order decides.
+TEST(CopyMapped, PiecesThatTouchEachOtherAreCopiedInTheirOrder) {
+  constexpr std::size_t kPage = 4096, kCount = kStreamingBytes / kPage + 4;
+  std::vector<std::byte> memory((kCount + 1) * kPage);
+  testing::fill_pattern(memory, 5);
+  TestSink sink;
+  TestShard shard(Op::kWrite, sink);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    Slice slice;
+    slice.local = memory.data() + i * kPage;
+    slice.remote = reinterpret_cast<std::uintptr_t>(memory.data() + (i + 1) * kPage);
+    slice.length = kPage;
+    shard.slices.push_back(slice);
+  }
+  Shard& ready = shard.ready();
+  const auto before = memory;
+  ASSERT_EQ(copy_mapped(ready, 0, kCount, std::nullopt), kCount);
+  const auto after = memory;
+  memory = before;
+  copy_in_order(ready);
+  EXPECT_TRUE(memory == after);
 }
 
 }  // namespace
