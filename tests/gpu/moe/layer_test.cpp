@@ -279,7 +279,8 @@ TEST_F(MoeLayerGpu, HalvesGiveTheBitsOfWholesInAGraphAndWithout) {
       std::vector<cuda::Capture> captures;
       for (const u32 r : a.layer.local_ranks())
         captures.push_back(
-            cuda::Capture::begin(*a.rank(r).device().stream(), cuda::CaptureMode::kRelaxed).value());
+            cuda::Capture::begin(*a.rank(r).device().stream(), cuda::CaptureMode::kRelaxed)
+                .value());
       ASSERT_NO_FATAL_FAILURE(turns(a, b, 3));
       std::vector<cuda::Graph> graphs;
       for (cuda::Capture& capture : captures)
