@@ -9,7 +9,8 @@ namespace crossdock::ep {
 
 Result<> Core::prepare_grouping(Deadline deadline) {
   const symm::BlockShape lists{.threads = kGroupThreads,
-                               .shared_bytes = kGroupThreads / device::kWarpSize * 4};
+                               .shared_bytes = device::ep_list_shared_bytes(
+                                   kGroupThreads / device::kWarpSize, window_.areas.most_experts)};
   CROSSDOCK_TRY(group, launcher_->prepare(group_rows_kernel(), lists, deadline));
   CROSSDOCK_TRY(reduce,
                 launcher_->prepare(reduce_rows_kernel(),
@@ -68,9 +69,15 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   p.arrived = arrived_of(handle);
   p.grouping = grouping_of(*slot, options_.expert_alignment);
   p.grouping.weights = handle.state_->weights ? slot->place_weights() : nullptr;
-  const u32 blocks = std::clamp(p.arrived.experts, 1u, launcher_->num_sms(rank));
+  p.pieces = slot->pieces();
+  const u32 blocks = list_pieces(options_, window_, handle.received().capacity);
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
+  if (blocks > 1) {
+    p.step = device::EpGroupStep::kCount;
+    CROSSDOCK_CHECK_OK(launcher_->launch(rank, *group_rows_, launch_shape, p));
+    p.step = device::EpGroupStep::kWrite;
+  }
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, *group_rows_, launch_shape, p));
   return Grouped{.offsets = p.grouping.offsets,
                  .aligned_counts = p.grouping.aligned,

@@ -27,6 +27,11 @@ u64 most_places(const Options& options, const Window& window, u32 capacity) {
                                 options.expert_alignment);
 }
 
+u32 list_pieces(const Options& options, const Window& window, u32 capacity) {
+  return device::ep_list_pieces(u64{capacity} * options.top_k, window.areas.most_experts,
+                                kMostListPieces);
+}
+
 namespace {
 
 // Without rows and inputs.
@@ -44,6 +49,8 @@ SlotLayout local_layout(const Options& options, const Window& window, u32 capaci
     out.places = block.add("places", most_places(options, window, capacity) * 4);
     out.positions = block.add("positions", u64{capacity} * options.top_k * 4);
     out.place_weights = block.add("weights of places", most_places(options, window, capacity) * 4);
+    const u32 pieces = list_pieces(options, window, capacity);
+    out.pieces = block.add("choices of pieces", pieces > 1 ? u64{pieces} * experts * 4 : 0);
   }
   out.local_bytes = block.bytes;
   return out;

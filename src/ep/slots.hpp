@@ -27,6 +27,7 @@ struct SlotLayout {
   u64 places = 0;
   u64 positions = 0;
   u64 place_weights = 0;
+  u64 pieces = 0;
   u64 local_bytes = 0;
   u64 rows = 0;
   u64 input = 0;
@@ -36,6 +37,9 @@ SlotLayout slot_layout(const Options& options, const Window& window, u32 rank);
 SlotLayout small_slot_layout(const Options& options, const Window& window);
 // Of a slot with so many rows.
 u64 most_places(const Options& options, const Window& window, u32 capacity);
+// Blocks that make the lists of so many rows: fewer than any GPU has multiprocessors.
+inline constexpr u32 kMostListPieces = 64;
+u32 list_pieces(const Options& options, const Window& window, u32 capacity);
 
 class Slot {
  public:
@@ -50,6 +54,7 @@ class Slot {
   [[nodiscard]] u32* aligned() const { return at<u32>(layout_.aligned); }
   [[nodiscard]] device::i32* places() const { return at<device::i32>(layout_.places); }
   [[nodiscard]] u32* positions() const { return at<u32>(layout_.positions); }
+  [[nodiscard]] u32* pieces() const { return at<u32>(layout_.pieces); }
   [[nodiscard]] float* place_weights() const { return at<float>(layout_.place_weights); }
   // Of a copy.
   [[nodiscard]] u8* rows() const { return at<u8>(layout_.rows); }

@@ -51,15 +51,17 @@ Result<std::vector<Places>> make_places(EpBenchRig& rig, const EpBench& options,
   return all;
 }
 
+ep::Expanded expanded_at(const Places& p) {
+  return {.places = p.places,
+          .rows = p.rows.address(),
+          .scales = p.scales.address(),
+          .sources = p.sources.as<ep::Source>()};
+}
 // dispatch, lists, copies to their places.
 Result<ep::Handle> dispatch_expanded(EpBenchRig& rig, const Places& p) {
   CROSSDOCK_TRY(handle, rig.group().dispatch(p.rank, rig.tokens(p.rank, EpPayload::kFp8)));
-  CROSSDOCK_TRY(grouped, rig.group().group_rows(handle));
-  ep::Expanded to{.places = grouped.places,
-                  .rows = p.rows.address(),
-                  .scales = p.scales.address(),
-                  .sources = p.sources.as<ep::Source>()};
-  CROSSDOCK_CHECK_OK(rig.group().expand_rows(handle, to));
+  CROSSDOCK_CHECK_OK(rig.group().group_rows(handle));
+  CROSSDOCK_CHECK_OK(rig.group().expand_rows(handle, expanded_at(p)));
   return handle;
 }
 
@@ -122,9 +124,19 @@ Result<> measure_layouts(EpBenchRig& rig, const EpBench& options, const std::str
     CROSSDOCK_CHECK_OK(dispatch_expanded(rig, of(r)));
     return {};
   }));
+  const auto handle_of = [&](u32 r) -> const ep::Handle& {
+    return *std::find_if(handles.begin(), handles.end(),
+                         [&](const ep::Handle& h) { return h.rank() == r; });
+  };
+  CROSSDOCK_TRY(lists_us, timer.period_us([&](u32 r) -> Result<> {
+    CROSSDOCK_CHECK_OK(rig.group().group_rows(handle_of(r)));
+    return {};
+  }));
+  CROSSDOCK_TRY(copies_us, timer.period_us([&](u32 r) -> Result<> {
+    return rig.group().expand_rows(handle_of(r), expanded_at(of(r)));
+  }));
   CROSSDOCK_TRY(combine_us, timer.period_us([&](u32 r) -> Result<> {
-    const ep::Handle& handle = *std::find_if(handles.begin(), handles.end(),
-                                             [&](const ep::Handle& h) { return h.rank() == r; });
+    const ep::Handle& handle = handle_of(r);
     CROSSDOCK_CHECK_OK(
         rig.group().reduce_rows(handle, {.rows = of(r).outputs.address(), .weighted = true}));
     return rig.group().combine(handle, rig.combined(r));
@@ -134,6 +146,8 @@ Result<> measure_layouts(EpBenchRig& rig, const EpBench& options, const std::str
                      .value = dispatch_us,
                      .unit = "us",
                      .aim = aimed ? 300.0 : 0});
+  figures.push_back({.name = "group_rows_us" + suffix, .value = lists_us, .unit = "us"});
+  figures.push_back({.name = "expand_rows_us" + suffix, .value = copies_us, .unit = "us"});
   figures.push_back(
       {.name = "combine_bf16_expanded_us" + suffix, .value = combine_us, .unit = "us"});
   return {};

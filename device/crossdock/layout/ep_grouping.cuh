@@ -52,13 +52,31 @@ CROSSDOCK_HOST_DEVICE constexpr u64 ep_target(u32 place, u32 expert, u32 begin,
   return rows_per_expert == 0 ? place : u64{expert} * rows_per_expert + (place - begin);
 }
 
+// Making lists: a block takes experts in turns of so many, and needs this much shared memory.
+inline constexpr u32 kEpListRange = 256;
+CROSSDOCK_HOST_DEVICE constexpr u32 ep_list_shared_bytes(u32 warps, u32 experts) {
+  return ((warps + 3) * min_of(experts, kEpListRange) + 1) * 4;
+}
+// Choices that are worth a block of their own, and the most words of counts by block and expert.
+inline constexpr u32 kEpListPiece = 4096;
+inline constexpr u32 kEpListWords = 16384;
+// How many blocks take a piece each of the choices that `capacity` rows can have.
+CROSSDOCK_HOST_DEVICE constexpr u32 ep_list_pieces(u64 choices, u32 experts, u32 most) {
+  const u64 wanted = ceil_div(choices, u64{kEpListPiece});
+  const u32 counted = kEpListWords / max_of(experts, 1u);
+  return static_cast<u32>(max_of(min_of(wanted, u64{min_of(counted, most)}), u64{1}));
+}
+
 struct EpGroupRowsConfig {
-  u32 threads;  // of a block, which takes an expert at a time
+  u32 threads;  // of a block, which takes a piece of the choices
 };
+enum class EpGroupStep : u32 { kAll, kCount, kWrite };
 struct EpGroupRowsParams {
   LaunchCommon common;
   EpArrived arrived;
   EpGrouping grouping;
+  u32* pieces;  // [blocks][experts]: choices in the piece of each block
+  EpGroupStep step;
 };
 
 struct EpReduceRowsConfig {

@@ -121,6 +121,36 @@ TEST(EpGrouping, ManyChoicesOfFewTokens) {
   group_and_reduce({.world = 3, .experts = 40, .top_k = 32, .max_tokens = 9}, 1, true);
   group_and_reduce({.world = 2, .tokens = {0}}, 1, true);
 }
+// What is beyond the reach of one block, or of one turn of experts. Rows of 16 bytes.
+TEST(EpGrouping, ListsOfManyPiecesAndOfManyExperts) {
+  for (const EpRoutingKind kind : {EpRoutingKind::kRandom, EpRoutingKind::kOneExpert})
+    group_and_reduce({.world = 1,
+                      .experts = 7,
+                      .top_k = 8,
+                      .max_tokens = 1100,
+                      .row_bytes = 16,
+                      .combine_bytes = 16,
+                      .routing = kind,
+                      .tokens = {1090}},
+                     3, false);
+  group_and_reduce({.world = 2, .experts = 601, .top_k = 6, .max_tokens = 60}, 1, true);
+  group_and_reduce({.world = 1,
+                    .experts = 300,
+                    .top_k = 32,
+                    .max_tokens = 260,
+                    .row_bytes = 16,
+                    .combine_bytes = 16},
+                   2, true);
+}
+TEST(EpGrouping, PiecesGrowWithTheChoicesAndShrinkWithTheExperts) {
+  EXPECT_EQ(device::ep_list_pieces(0, 64, 64), 1u);
+  EXPECT_EQ(device::ep_list_pieces(4096, 64, 64), 1u);
+  EXPECT_EQ(device::ep_list_pieces(4097, 64, 64), 2u);
+  EXPECT_EQ(device::ep_list_pieces(131072, 64, 64), 32u);
+  EXPECT_EQ(device::ep_list_pieces(131072, 64, 20), 20u);
+  EXPECT_EQ(device::ep_list_pieces(131072, 4096, 64), 4u);
+  EXPECT_EQ(device::ep_list_pieces(131072, 65536, 64), 1u);
+}
 TEST(EpGrouping, IsRefusedWithoutAnAlignment) {
   const EpCase c{.world = 1};
   EpGroupRig rig = grouping_rig(c, 0);
