@@ -145,6 +145,11 @@ Result<std::shared_ptr<TransferCore>> EngineCore::submit(const std::shared_ptr<P
   if (!pass) return usable().error();
   if (!peer->alive()) return peer->lost_error();
   if (options.notification) CROSSDOCK_CHECK_OK(check_notification(*options.notification));
+  if (options.stall_timeout && options.stall_timeout->count() < 0)
+    return invalid_argument(fmt::format(
+        "TransferOptions::stall_timeout is {} ns; give the time a transfer may stand still, or 0 "
+        "for no limit",
+        options.stall_timeout->count()));
   if (in_flight_.load(std::memory_order_relaxed) >= settings_.max_pending)
     return Error{.code = Code::kWouldBlock,
                  .retry = Retry::kLater,
@@ -156,6 +161,10 @@ Result<std::shared_ptr<TransferCore>> EngineCore::submit(const std::shared_ptr<P
   transfer->peer = peer;
   transfer->id = next_transfer_.fetch_add(1, std::memory_order_relaxed);
   transfer->deadline = options.deadline.value_or(Deadline::in(settings_.timeout));
+  transfer->watch = {.stall = options.stall_timeout.value_or(
+                         options.deadline ? std::chrono::nanoseconds(0) : settings_.stall_timeout),
+                     .seen = {0, peer->moved_bytes()},
+                     .since = Deadline::now()};
   transfer->checksum = options.checksum.value_or(settings_.checksum);
   transfer->first_op = batch.empty() ? Op::kWrite : batch.front().op;
   transfer->submitted_ns = base::now_ns();

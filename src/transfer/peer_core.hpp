@@ -56,6 +56,14 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
                                                transport::RemoteRegion& region, bool last_try,
                                                Deadline deadline);
 
+  // Payload of all transfers to it, for who waits for his turn.
+  void count_moved(std::uint64_t bytes) noexcept {
+    moved_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t moved_bytes() const noexcept {
+    return moved_.load(std::memory_order_relaxed);
+  }
+
   void release_remote(transport::RemoteRegion& region);
   // The answer comes on any thread, exactly once: ok when the peer's engine has it.
   using OnReply = std::function<void(Result<std::uint64_t>)>;
@@ -120,6 +128,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   std::vector<Revocation> revocations_;  // loop thread
 
   std::atomic<bool> alive_{true};
+  std::atomic<std::uint64_t> moved_{0};
   std::atomic<bool> redialling_{false};
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -16,6 +16,7 @@ Settings read_settings(const base::Config& config) {
       .fallback = config.boolean("transfer.fallback"),
       .max_pending = static_cast<std::uint32_t>(config.integer("transfer.max_pending")),
       .timeout = config.duration("transfer.timeout"),
+      .stall_timeout = config.duration("transfer.stall_timeout"),
       .quiesce_grace = config.duration("transfer.quiesce_grace"),
       .connect_timeout = config.duration("control.connect_timeout"),
       .handshake_timeout = config.duration("control.handshake_timeout"),

@@ -20,7 +20,8 @@ struct Settings {
   std::uint32_t max_retries = 2;      // of a shard, on another rail
   bool fallback = false;              // to the next transport when the best one fails
   std::uint32_t max_pending = 65536;  // transfers in flight
-  std::chrono::nanoseconds timeout = std::chrono::seconds(30);
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);
+  std::chrono::nanoseconds stall_timeout = std::chrono::seconds(30);
   std::chrono::nanoseconds quiesce_grace = std::chrono::milliseconds(100);
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(5);
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(3);

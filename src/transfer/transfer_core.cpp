@@ -127,6 +127,12 @@ void TransferCore::sever_rails(const Error& why) {
 void TransferCore::shard_progress(transport::Shard& shard, std::uint64_t bytes) noexcept {
   shard.progress += bytes;
   bytes_done_.fetch_add(bytes, std::memory_order_relaxed);
+  peer->count_moved(bytes);
+}
+
+TransferCore::Progress TransferCore::progress() const noexcept {
+  const std::uint64_t own = bytes_done_.load(std::memory_order_relaxed);
+  return {own, own == 0 ? peer->moved_bytes() : 0};
 }
 
 void TransferCore::shard_finished(transport::Shard& shard, const Error* error) noexcept {

@@ -38,6 +38,18 @@ class TransferCore final : public transport::ShardSink,
   Deadline deadline = Deadline::now();
   Op first_op = Op::kWrite;
   bool checksum = false;
+  // What the TransferList has seen it do. Bytes of the peer count before its own first.
+  struct Progress {
+    std::uint64_t bytes = 0;
+    std::uint64_t peer_bytes = 0;
+    friend bool operator==(const Progress&, const Progress&) = default;
+  };
+  struct Watch {
+    std::chrono::nanoseconds stall{0};  // 0: it may stand still
+    Progress seen;
+    Deadline since = Deadline::now();  // of `seen`
+  };
+  Watch watch;
   std::uint64_t submitted_ns = 0;
   std::uint64_t bytes_total = 0;
   std::vector<transport::Slice> slices;
@@ -76,6 +88,7 @@ class TransferCore final : public transport::ShardSink,
 
   // --- while in flight ---
   [[nodiscard]] Status status() const;
+  [[nodiscard]] Progress progress() const noexcept;
   [[nodiscard]] bool terminal() const noexcept { return is_terminal(state_.load()); }
   Result<> wait(Deadline until);
   // Asks the rails and, after the data, the peer to let go of it. The first reason wins; false when

@@ -10,6 +10,49 @@ namespace crossdock::transfer::detail {
 namespace {
 
 constexpr auto kLookAgain = std::chrono::milliseconds(20);
+constexpr auto kShortestLook = std::chrono::milliseconds(1);
+
+Deadline after(Deadline when, std::chrono::nanoseconds time) {
+  return Deadline::at(when.when() + std::chrono::duration_cast<Deadline::Clock::duration>(time));
+}
+
+// By when a transfer must be over, as far as is known now, and when to look at it again.
+struct Limit {
+  Deadline ends;
+  Deadline look;
+};
+
+Limit limit_of(const TransferCore& transfer, Deadline now) {
+  const auto& watch = transfer.watch;
+  if (watch.stall.count() == 0) return {transfer.deadline, transfer.deadline};
+  const Deadline ends = earlier(transfer.deadline, after(watch.since, watch.stall));
+  const auto pause = std::max<std::chrono::nanoseconds>(watch.stall / 4, kShortestLook);
+  return {ends, earlier(ends, after(now, pause))};
+}
+
+// Once it is asked to stop, what still arrives is no progress: it shall end.
+void note_progress(TransferCore& transfer, Deadline now) {
+  if (transfer.watch.stall.count() == 0 || transfer.stopping()) return;
+  const auto progress = transfer.progress();
+  if (progress == transfer.watch.seen) return;
+  transfer.watch.seen = progress;
+  transfer.watch.since = now;
+}
+
+Error overdue(const TransferCore& transfer, Deadline now) {
+  const auto status = transfer.status();
+  const std::string what =
+      now < transfer.deadline
+          ? fmt::format("did not move for {} ms",
+                        std::chrono::ceil<std::chrono::milliseconds>(transfer.watch.stall).count())
+          : "passed its deadline";
+  return Error{
+      .code = Code::kDeadline,
+      .scope = Scope::kTransfer,
+      .retry = Retry::kLater,
+      .message = fmt::format("transfer {} to peer '{}' {} with {} of {} bytes done", transfer.id,
+                             transfer.peer->name(), what, status.bytes_done, status.bytes_total)};
+}
 
 }  // namespace
 
@@ -18,7 +61,8 @@ void TransferList::add(const std::shared_ptr<TransferCore>& transfer) {
   if (transfer->listing != TransferCore::Listing::kNever) return;
   transfer->listing = TransferCore::Listing::kListed;
   transfer->list_position = list_.insert(list_.end(), transfer);
-  if (!armed_ || transfer->deadline < *armed_) arm(transfer->deadline);
+  const Deadline look = limit_of(*transfer, Deadline::now()).look;
+  if (!armed_ || look < *armed_) arm(look);
 }
 
 // Precondition: the lock is held.
@@ -62,20 +106,14 @@ void TransferList::check_deadlines() {
   const auto now = Deadline::now();
   std::optional<Deadline> next;
   for (const auto& transfer : all()) {
-    const auto cut = Deadline::at(transfer->deadline.when() +
-                                  std::chrono::duration_cast<Deadline::Clock::duration>(grace_));
-    if (now < transfer->deadline) {
-      next = next ? earlier(*next, transfer->deadline) : transfer->deadline;
+    note_progress(*transfer, now);
+    const Limit limit = limit_of(*transfer, now);
+    if (now < limit.ends) {
+      next = next ? earlier(*next, limit.look) : limit.look;
       continue;
     }
-    const auto status = transfer->status();
-    const Error why{
-        .code = Code::kDeadline,
-        .scope = Scope::kTransfer,
-        .retry = Retry::kLater,
-        .message = fmt::format(
-            "transfer {} to peer '{}' passed its deadline with {} of {} bytes done", transfer->id,
-            transfer->peer->name(), status.bytes_done, status.bytes_total)};
+    const Deadline cut = after(limit.ends, grace_);
+    const Error why = overdue(*transfer, now);
     transfer->request_stop(why);
     if (now >= cut) {
       // The peer does not answer: cut the connection, so that nothing can follow.

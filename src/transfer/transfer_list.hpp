@@ -1,6 +1,7 @@
 // The transfers in flight: for pending(), for deadlines, for everything that concerns all transfers
 // of a peer. Deadlines cost no tick: the control loop sleeps until the earliest one, and a transfer
-// that ends before takes nothing but a list node. Thread-safe; deadlines are judged on the loop.
+// that ends before takes nothing but a list node. Limits on stalls are looked at four times each.
+// Thread-safe; deadlines are judged on the loop.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

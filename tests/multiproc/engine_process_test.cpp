@@ -170,6 +170,26 @@ TEST_P(EngineProcess, AStoppedTargetCannotHoldTheTransferBeyondItsDeadline) {
   EXPECT_FALSE(first.empty());
 }
 
+// Nothing of it moves, so its deadline is not waited for.
+TEST(EngineProcessOnce, AStoppedTargetIsAStall) {
+  Initiator self("tcp");
+  ASSERT_TRUE(self.eventually_delivered(1 << 20).ok());
+  self.child.stop();
+  for (const bool of_the_transfer : {true, false}) {
+    TransferOptions options{.stall_timeout = 300ms};
+    if (of_the_transfer) options.deadline = Deadline::in(10min);
+    const std::vector<Request> batch(
+        8, Request{Op::kWrite, self.region.address(), self.pool.address, kBytes});
+    auto transfer = self.engine.submit(self.peer, batch, options);
+    if (!transfer.ok()) continue;  // its rails were cut, and it does not answer the redial
+    const auto result = transfer->wait(Deadline::in(30s));
+    ASSERT_EQ(result.code(), Code::kDeadline);
+    ASSERT_TRUE(transfer::is_terminal(transfer->status().state));
+    EXPECT_NE(result.error().message.find("did not move for 300 ms"), std::string::npos)
+        << result.error().describe();
+  }
+}
+
 TEST_P(EngineProcess, APeerThatWentOnIsReachedByTheSameHandle) {
   Initiator self(GetParam());
   for (int round = 0; round < 2; ++round) {

@@ -51,13 +51,13 @@ TEST(ConfigTable, IsSortedCompleteAndValid) {
 TEST(Config, DefaultsAreTyped) {
   const Config config = Config::defaults();
   EXPECT_EQ(config.size("transfer.slice_bytes"), 65536u);
-  EXPECT_EQ(config.duration("transfer.timeout"), 30s);
+  EXPECT_EQ(config.duration("transfer.timeout"), 10min);
   EXPECT_TRUE(config.boolean("transfer.merge"));
   EXPECT_EQ(config.integer("transfer.max_retries"), 2);
   EXPECT_EQ(config.string("transport.shm.copy"), "auto");
   EXPECT_EQ(config.origin("transfer.merge").describe(), "default");
   EXPECT_EQ(config.text("transfer.slice_bytes"), "64KiB");
-  EXPECT_EQ(config.text("transfer.timeout"), "30s");
+  EXPECT_EQ(config.text("transfer.timeout"), "10min");
 }
 
 TEST(Config, LaterSourcesWin) {

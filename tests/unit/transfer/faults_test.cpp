@@ -1,5 +1,7 @@
 // The engine over transports that misbehave by seed: what it must repair, and what it must notice.
 // SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+
 #include "support/engines.hpp"
 
 namespace crossdock::testing {
@@ -96,6 +98,55 @@ TEST_P(FaultyOver, ADeadlineEndsADelayedTransfer) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
   // Quiesced: the source may be reused at once.
   EXPECT_TRUE(pair.local.release(Deadline::in(1s)).ok());
+}
+
+// Shards start within two seconds, one after the other.
+TEST_P(FaultyOver, WhatMovesOrWaitsForItsTurnIsNoStall) {
+  auto pair = make_pair({{"transport.faulty.delay_max", "2s"},
+                         {"transfer.shard_bytes", "16KiB"},
+                         {"transfer.slice_bytes", "16KiB"}});
+  const TransferOptions options{.deadline = soon(), .stall_timeout = 500ms};
+  const std::vector<Request> many{pair.write(0, 1 << 20)};
+  const std::vector<Request> one{pair.write(0, 4096)};
+  const auto begin = std::chrono::steady_clock::now();
+  auto moving = pair.source.submit(pair.peer, many, options).value();
+  std::vector<Transfer> waiting;
+  for (int i = 0; i < 8; ++i)
+    waiting.push_back(pair.source.submit(pair.peer, one, options).value());
+  const auto moved = moving.wait(soon());
+  EXPECT_TRUE(moved.ok()) << moved.error().describe();
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, 500ms);
+  for (auto& transfer : waiting) {
+    const auto result = transfer.wait(soon());
+    EXPECT_TRUE(result.ok()) << result.error().describe();
+  }
+}
+
+TEST_P(FaultyOver, WhatDoesNotMoveIsAStall) {
+  auto pair = make_pair({{"transport.faulty.delay_max", "1min"}});
+  // Beside one that says nothing, the setting does not count: the deadline was given.
+  auto patient =
+      pair.source.submit(pair.peer, {{pair.write(0, 4096)}}, {.deadline = soon()}).value();
+  const auto result =
+      pair.run({pair.write(0, 1 << 20)}, {.deadline = Deadline::in(10min), .stall_timeout = 200ms});
+  ASSERT_EQ(result.code(), Code::kDeadline);
+  EXPECT_THAT(result.error().message, ::testing::HasSubstr("did not move for 200 ms"));
+  EXPECT_FALSE(transfer::is_terminal(patient.status().state));
+  EXPECT_EQ(pair.run({pair.write(0, 4096)}, {.stall_timeout = -1ns}).code(),
+            Code::kInvalidArgument);
+}
+
+TEST_P(FaultyOver, WithoutADeadlineTheSettingCounts) {
+  auto pair =
+      make_pair({{"transport.faulty.delay_max", "1min"}, {"transfer.stall_timeout", "200ms"}});
+  auto transfer = pair.source.submit(pair.peer, {{pair.write(0, 4096)}}, {}).value();
+  const auto result = transfer.wait(soon());
+  ASSERT_EQ(result.code(), Code::kDeadline);
+  EXPECT_THAT(result.error().message, ::testing::HasSubstr("did not move for 200 ms"));
+  EXPECT_EQ(pair.run({pair.write(0, 4096)}, {.deadline = Deadline::in(600ms), .stall_timeout = 0ns})
+                .error()
+                .message.find("did not move"),
+            std::string::npos);
 }
 
 }  // namespace
