@@ -119,7 +119,7 @@ void read_input(moe::GemmCall& call, const Arguments& a) {
   need_rows(kGemm, rows);
   if (format_of_rows(rows) != call.weights.format || rows.shape[1] != call.weights.k)
     refuse(fmt::format("{}: rows is {}: it must be {} [rows, {}], as the weights", kGemm,
-                       rows.describe(), format_name(call.weights.format), call.weights.k));
+                       rows.describe(), python::format_name(call.weights.format), call.weights.k));
   need_aligned(kGemm, rows);
   call.input.count = static_cast<uint32_t>(rows.shape[0]);
   call.input.rows = a.read(rows);

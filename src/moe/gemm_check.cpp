@@ -54,7 +54,8 @@ Result<> check_weights(const GemmWeights& w, ScaleType type, bool swiglu) {
   if (wanted != (w.scales != nullptr) || !aligned(w.scales, bytes ? 1 : 4))
     return invalid_argument(fmt::format(
         "moe gemm: {} weights {} scales, [experts][n / 128][k / 128] of {}, but they are at {}",
-        name_of(w.format), wanted ? "need" : "have no", bytes ? "ue8m0 bytes" : "fp32", w.scales));
+        format_name(w.format), wanted ? "need" : "have no", bytes ? "ue8m0 bytes" : "fp32",
+        w.scales));
   return {};
 }
 
@@ -129,7 +130,7 @@ Result<> check_output(const GemmCall& call) {
   const bool quantised = call.swiglu.has_value() && input_format(call) == Format::kE4m3;
   if (out.format != (quantised ? Format::kE4m3 : Format::kBf16))
     return invalid_argument(fmt::format("moe gemm: the output is {}: {} weights {} give {}",
-                                        name_of(out.format), name_of(call.weights.format),
+                                        format_name(out.format), format_name(call.weights.format),
                                         call.swiglu ? "with SwiGLU" : "without SwiGLU",
                                         quantised ? "e4m3" : "bf16"));
   const u64 columns = call.swiglu ? call.weights.n / 2 : call.weights.n;

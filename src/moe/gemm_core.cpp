@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/config.hpp"
+#include "moe/weight_kernel.hpp"
 
 namespace crossdock::moe {
 
@@ -77,6 +78,22 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks
     shape.gpu_stream = &*kept;
   }
   return launcher_->launch(rank, variant->kernel, shape, params);
+}
+
+Result<> GemmCore::prepare_weights(const symm::Rank& rank, const device::WeightMatrix& matrix,
+                                   u64* words, Deadline deadline) {
+  if (!weight_kernel_) {
+    CROSSDOCK_TRY(made, launcher_->prepare(weight_kernel(), weight_kernel_block(), deadline));
+    weight_kernel_.emplace(std::move(made));
+  }
+  const device::PrepareWeightsParams params{
+      .common = rank.common(device::KernelId::kPrepareWeights, settings_.wait),
+      .matrix = matrix,
+      .flaw = words,
+      .inexact = words + 1};
+  const symm::LaunchShape shape{.grid = 2 * launcher_->num_sms(rank)};
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, *weight_kernel_, shape, params));
+  return launcher_->synchronize(deadline);
 }
 
 inline namespace v1 {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include <crossdock/layout/weights.cuh>
 #include <crossdock/moe/grouped_gemm.hpp>
 
 #include "cuda/stream.hpp"
@@ -19,7 +20,7 @@
 
 namespace crossdock::moe {
 
-class GemmCore {
+class GemmCore : public std::enable_shared_from_this<GemmCore> {
  public:
   struct Settings {
     u32 sms = 0;
@@ -32,6 +33,12 @@ class GemmCore {
   Result<> prepare(const GemmCall& like, Deadline deadline);
   // `blocks`: of this launch; 0: of the settings.
   Result<> run(u32 rank, const GemmCall& call, StreamPtr stream, u32 blocks = 0);
+
+  // Prepares one matrix of weights on the rank and waits. `words`: two u64 of the rank, the
+  // smallest flaw and the number of groups that are not exact, see PrepareWeightsParams. Compiles
+  // or loads the kernel at the first call.
+  Result<> prepare_weights(const symm::Rank& rank, const device::WeightMatrix& matrix, u64* words,
+                           Deadline deadline);
 
   // Memory of [multiprocessors] u64 of every rank that runs: cycles of each block; null: not
   // wanted.
@@ -54,6 +61,7 @@ class GemmCore {
   std::optional<symm::Launcher> own_launcher_;
   symm::Launcher* launcher_ = nullptr;
   std::vector<Variant> variants_;
+  std::optional<symm::Prepared<device::PrepareWeightsParams>> weight_kernel_;
   u64* cycles_ = nullptr;
 };
 

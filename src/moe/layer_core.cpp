@@ -190,9 +190,8 @@ Result<> LayerCore::check_weights(u32 rank, const WeightsView& weights, Experts 
     return invalid_argument(
         fmt::format("moe layer: {} weights {} scales, but those of gate_up are at {} and those of "
                     "down at {}",
-                    fp8 ? "e4m3" : "bf16", fp8 ? "need" : "have no",
-                    static_cast<const void*>(weights.gate_up_scales),
-                    static_cast<const void*>(weights.down_scales)));
+                    fp8 ? "e4m3" : "bf16", fp8 ? "need" : "have no", weights.gate_up_scales,
+                    weights.down_scales));
   return {};
 }
 
@@ -209,15 +208,16 @@ Result<RankWeights> LayerCore::copy_weights(u32 r, const WeightsView& from, Dead
   };
   RankWeights out;
   CROSSDOCK_TRY(gate_up, copy(from.gate_up, sizes.gate_up_bytes));
-  CROSSDOCK_TRY(gate_up_scales, copy(from.gate_up_scales, sizes.gate_up_scales * sizeof(float)));
+  CROSSDOCK_TRY(gate_up_scales,
+                copy(from.gate_up_scales, sizes.gate_up_scales * sizes.scale_bytes));
   CROSSDOCK_TRY(down, copy(from.down, sizes.down_bytes));
-  CROSSDOCK_TRY(down_scales, copy(from.down_scales, sizes.down_scales * sizeof(float)));
+  CROSSDOCK_TRY(down_scales, copy(from.down_scales, sizes.down_scales * sizes.scale_bytes));
   out.rank = r;
   out.view = {.layout = from.layout,
               .gate_up = gate_up.address(),
-              .gate_up_scales = gate_up_scales.as<float>(),
+              .gate_up_scales = gate_up_scales.address(),
               .down = down.address(),
-              .down_scales = down_scales.as<float>()};
+              .down_scales = down_scales.address()};
   out.gate_up = std::move(gate_up);
   out.gate_up_scales = std::move(gate_up_scales);
   out.down = std::move(down);

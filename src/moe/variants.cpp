@@ -31,12 +31,12 @@ u32 rows_of(GemmTile tile) {
 
 // The largest tile that there is with these weights.
 u32 most_rows(Format weights) {
-  return weights == Format::kE2m1 ? 32 : 128;
+  return weights == Format::kE2m1 ? 64 : 128;
 }
 
 }  // namespace
 
-const char* name_of(Format format) {
+const char* format_name(Format format) {
   switch (format) {
     case Format::kE4m3:
       return "e4m3";
@@ -77,7 +77,7 @@ Result<GroupedGemmConfig> choose_gemm(const GemmCall& call) {
   return make_error(
       Code::kUnsupported,
       fmt::format("moe: no kernel for tiles of {} rows with weights of {}{}: at most {} rows", rows,
-                  name_of(format), call.swiglu ? " with SwiGLU" : "", most_rows(format)));
+                  format_name(format), call.swiglu ? " with SwiGLU" : "", most_rows(format)));
 }
 
 Result<KernelRef<GroupedGemmParams>> gemm_kernel(const GroupedGemmConfig& config) {

@@ -23,7 +23,7 @@ Result<device::GroupedGemmConfig> choose_gemm(const GemmCall& call);
 Result<symm::KernelRef<device::GroupedGemmParams>> gemm_kernel(
     const device::GroupedGemmConfig& config);
 // "e4m3"; for messages.
-const char* name_of(Format format);
+const char* format_name(Format format);
 bool same(const device::GroupedGemmConfig& a, const device::GroupedGemmConfig& b);
 
 }  // namespace crossdock::moe

@@ -49,6 +49,7 @@ constexpr auto bf16_gemms() {
 constexpr auto e2m1_gemms(bool ue8m0) {
   using C = device::GroupedGemmConfig;
   return with_swiglu(std::array{
+      C{.tile_rows = 64, .stages = 7, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 16, .stages = 10, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 8, .stages = 11, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},

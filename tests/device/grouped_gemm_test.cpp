@@ -124,7 +124,7 @@ TEST(GroupedGemm, PowersOfTwoAfterSwiglu) {
            1);
 }
 TEST(GroupedGemm, Fp4) {
-  for (const GemmTile tile : {GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+  for (const GemmTile tile : {GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
     for (const ScaleType type : {ScaleType::kF32, ScaleType::kUe8m0})
       rounds({.n = 384,
               .k = 640,
@@ -133,6 +133,13 @@ TEST(GroupedGemm, Fp4) {
               .tile = tile,
               .scale_type = type},
              2);
+  rounds({.n = 512,
+          .k = 256,
+          .format = Format::kE2m1,
+          .counts = {70, 3},
+          .tile = GemmTile::k64,
+          .swiglu = moe::Swiglu{}},
+         2);
   // Every stage comes round three times; and one stage a tile.
   rounds({.k = 4608, .format = Format::kE2m1, .counts = {3}, .tile = GemmTile::kFew8}, 2, 1);
   rounds({.k = 128, .format = Format::kE2m1, .counts = {1, 9, 0, 70}, .tile = GemmTile::kFew16}, 4,
@@ -147,7 +154,7 @@ TEST(GroupedGemm, Fp4InEveryLayoutAndEpilogue) {
               .format = Format::kE2m1,
               .counts = {19, 0, 3},
               .layout = layout,
-              .tile = swiglu ? GemmTile::kFew16 : GemmTile::kFew32,
+              .tile = swiglu ? GemmTile::kFew16 : GemmTile::k64,
               .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt,
               .row_weights = swiglu,
               .bias = moe::Number::kF32,
@@ -157,7 +164,7 @@ TEST(GroupedGemm, Fp4InEveryLayoutAndEpilogue) {
 // The same weights as e4m3 give the same bits.
 TEST(GroupedGemm, Fp4HasTheBitsOfE4m3) {
   auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
-  for (const GemmTile tile : {GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8}) {
+  for (const GemmTile tile : {GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8}) {
     const GemmCase c{.n = 512, .k = 384, .format = Format::kE2m1, .counts = {21, 4}, .tile = tile};
     auto packed = rig.load(c);
     auto wide = rig.load(c);

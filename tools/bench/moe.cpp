@@ -38,6 +38,11 @@ constexpr std::pair<const char*, moe::GemmTile> kTiles[] = {
     {"few16", moe::GemmTile::kFew16}, {"few8", moe::GemmTile::kFew8},
 };
 
+moe::Format format_of(const std::string& name) {
+  if (name == "fp4") return moe::Format::kE2m1;
+  return name == "fp8" ? moe::Format::kE4m3 : moe::Format::kBf16;
+}
+
 std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
   const std::uint32_t experts = std::max(model.experts / options.world, 1u);
   moe::GemmTile tile = moe::GemmTile::kAuto;
@@ -50,7 +55,9 @@ std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
         for (const bool first : {true, false})
           for (const std::uint32_t rows : options.rows) {
             if (epilogue == "swiglu" && !first) continue;
-            MoeCase c{.format = format == "fp8" ? moe::Format::kE4m3 : moe::Format::kBf16,
+            MoeCase c{.format = format_of(format),
+                      .scale_type =
+                          options.scales == "ue8m0" ? moe::ScaleType::kUe8m0 : moe::ScaleType::kF32,
                       .rows = rows,
                       .swiglu = epilogue == "swiglu",
                       .layout = layout,
@@ -67,6 +74,11 @@ std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
 
 // Layers on all GPUs, each with as many experts as one of `--world` ranks has.
 Result<> measure_chains(const MoeBench& options, FigureReport& report) {
+  const auto& formats = options.formats;
+  if (std::find(formats.begin(), formats.end(), "fp4") != formats.end() || options.scales != "f32")
+    return invalid_argument(
+        "bench moe: --chain times fp8 and bf16 with f32 scales; leave --chain out for fp4 and "
+        "ue8m0");
   const Deadline deadline = Deadline::in(options.timeout);
   if (options.backend == "twin") {
     report.facts = {{"backend", "twin"}};
@@ -164,7 +176,10 @@ void add_moe(CLI::App& group) {
       ->check(CLI::IsMember({"gpu", "twin"}));
   sub->add_option("--model", options->models, "whose shapes")->check(CLI::IsMember(models));
   sub->add_option("--rows", options->rows, "rows of each expert, e.g. 1024 16");
-  sub->add_option("--format", options->formats, "fp8, bf16")->check(CLI::IsMember({"fp8", "bf16"}));
+  sub->add_option("--format", options->formats, "fp8, bf16; fp4: weights in e2m1, rows in e4m3")
+      ->check(CLI::IsMember({"fp8", "bf16", "fp4"}));
+  sub->add_option("--scales", options->scales, "f32, ue8m0")
+      ->check(CLI::IsMember({"f32", "ue8m0"}));
   sub->add_option("--epilogue", options->epilogues, "store: bf16; swiglu: of the first product")
       ->check(CLI::IsMember({"store", "swiglu"}));
   sub->add_option("--layout", options->layouts, "contiguous, masked, gather")

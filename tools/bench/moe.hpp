@@ -21,6 +21,7 @@ struct MoeBench {
   std::vector<std::string> models = {"v3", "qwen3-235b", "qwen3-30b", "glm-4.5", "gpt-oss-120b"};
   std::vector<std::uint32_t> rows = {1024, 16};  // of each expert
   std::vector<std::string> formats = {"fp8", "bf16"};
+  std::string scales = "f32";  // or ue8m0
   std::vector<std::string> epilogues = {"store"};
   std::vector<std::string> layouts = {"contiguous"};
   std::string tile = "auto";
@@ -54,19 +55,24 @@ struct MoeProduct {
 // What is measured: a product with so many rows an expert.
 struct MoeCase {
   MoeProduct product = {};
-  moe::Format format = moe::Format::kE4m3;
+  moe::Format format = moe::Format::kE4m3;  // of the weights
+  moe::ScaleType scale_type = moe::ScaleType::kF32;
   std::uint32_t rows = 0;
   bool swiglu = false;
   std::string layout = "contiguous";
   moe::GemmTile tile = moe::GemmTile::kAuto;
 
-  [[nodiscard]] bool fp8() const { return format == moe::Format::kE4m3; }
+  [[nodiscard]] bool fp8() const { return format != moe::Format::kBf16; }  // of the input
+  [[nodiscard]] bool fp4() const { return format == moe::Format::kE2m1; }
+  [[nodiscard]] bool ue8m0() const { return fp8() && scale_type == moe::ScaleType::kUe8m0; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] double operations() const {
     return 2.0 * product.experts * rows * product.n * product.k;
   }
+  // With the exponents of fp4, without other scales.
   [[nodiscard]] double weight_bytes() const {
-    return 1.0 * product.experts * product.n * product.k * (fp8() ? 1 : 2);
+    const double bits = fp4() ? 4.25 : fp8() ? 8 : 16;
+    return product.experts * bits / 8 * product.n * product.k;
   }
 };
 
@@ -86,10 +92,16 @@ class MoeRig {
   void describe(std::uint32_t scale_columns);
   [[nodiscard]] double exact(std::uint32_t expert, std::uint32_t place, std::uint32_t column) const;
   [[nodiscard]] std::uint32_t input_row(std::uint32_t place) const;
+  [[nodiscard]] double weight(std::uint32_t expert, std::uint32_t column, std::uint32_t k) const;
+  // Scales in the memory of the rank, as the call takes them.
+  Result<symm::LocalMemory> put_scales(const std::vector<float>& scales, symm::u64 columns,
+                                       Deadline deadline);
+  Result<float> output_scale(std::uint32_t place, std::uint32_t group, Deadline deadline);
 
   moe::Gemm* gemm_;
   MoeCase case_;
-  std::vector<std::uint8_t> pattern_;  // of codes: input and weights repeat it
+  std::vector<std::uint8_t> pattern_;      // of codes: input and weights repeat it
+  std::vector<std::uint8_t> fp4_pattern_;  // of blocks of weights
   std::vector<float> input_scales_, weight_scales_;
   std::uint32_t places_ = 0;
   symm::LocalMemory input_, weights_, input_scale_memory_, weight_scale_memory_;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <random>
 
+#include <crossdock/layout/fp4_weights.cuh>
 #include <crossdock/layout/probe.cuh>
 #include <crossdock/ptx/minifloat.cuh>
 
@@ -23,6 +24,7 @@ using symm::u64;
 using symm::u8;
 
 constexpr u64 kPatternBytes = 16'000'016;  // no multiple of a row or of an expert's weights
+constexpr u64 kPatternBlocks = 1847;       // of fp4: a prime, nor a multiple of a row of blocks
 constexpr u32 kSamples = 1024;
 constexpr u32 kAlignment = 128;
 // Of samples: rounding to bf16 alone gives 1.7e-3, quantising to e4m3 2.6e-2.
@@ -34,6 +36,29 @@ Result<symm::LocalMemory> put(symm::Rank& rank, const std::vector<T>& values, De
   CROSSDOCK_TRY(memory, rank.allocate(std::max<u64>(values.size() * sizeof(T), 16)));
   CROSSDOCK_CHECK_OK(symm::upload(rank, memory.template as<T>(), values, deadline));
   return memory;
+}
+
+// Blocks of random codes, with every shift.
+std::vector<u8> make_fp4_pattern(u32 seed) {
+  std::mt19937 random(seed);
+  std::vector<u8> pattern(kPatternBlocks * device::kFp4BlockBytes);
+  for (u64 i = 0; i < pattern.size(); ++i) {
+    const bool code = i % device::kFp4BlockBytes < device::kFp4CodeBytes;
+    pattern[i] = static_cast<u8>(code ? random() & 0xff : random() % device::kFp4Shifts * 8);
+  }
+  return pattern;
+}
+float fp4_value(const u8* block, u32 row, u32 k) {
+  const u32 step = k / device::kFp4Group, in_step = k % device::kFp4Group;
+  u32 word;
+  std::memcpy(&word, block + device::fp4_word_offset(row, step, in_step % 16 / 4), 4);
+  const u32 code = device::fp4_from_word(in_step / 16 * 4 + in_step % 4, word);
+  const int shift = block[device::fp4_shift_offset(row, step)] / 8 + device::kFp4SmallestShift;
+  return std::ldexp(std::bit_cast<float>(device::minifloat::decode(device::minifloat::kE2m1, code)),
+                    shift);
+}
+u32 ue8m0_code(float scale) {
+  return device::minifloat::encode_ue8m0(std::bit_cast<u32>(scale));
 }
 
 }  // namespace
@@ -88,8 +113,11 @@ Result<symm::LocalMemory> repeat_pattern(symm::Rank& rank, const std::vector<u8>
 }
 
 std::string MoeCase::name() const {
-  return fmt::format("{}_{}{}_{}_{}{}", product.model, product.layer, swiglu ? "_swiglu" : "",
-                     fp8() ? "fp8" : "bf16", rows, layout == "contiguous" ? "" : "_" + layout);
+  return fmt::format("{}_{}{}_{}{}_{}{}", product.model, product.layer, swiglu ? "_swiglu" : "",
+                     fp4()   ? "fp4"
+                     : fp8() ? "fp8"
+                             : "bf16",
+                     ue8m0() ? "_ue8m0" : "", rows, layout == "contiguous" ? "" : "_" + layout);
 }
 
 Result<MoeRig> MoeRig::create(moe::Gemm& gemm, const MoeCase& c, Deadline deadline) {
@@ -113,8 +141,9 @@ Result<> MoeRig::load(Deadline deadline) {
   pattern_ = make_pattern(case_.fp8(), 7);
   const u64 width = case_.fp8() ? 1 : 2;
   CROSSDOCK_TRY(input, repeat_pattern(rank(), pattern_, u64{rows} * p.k * width, deadline));
-  CROSSDOCK_TRY(weights,
-                repeat_pattern(rank(), pattern_, u64{p.experts} * p.n * p.k * width, deadline));
+  if (case_.fp4()) fp4_pattern_ = make_fp4_pattern(11);
+  CROSSDOCK_TRY(weights, repeat_pattern(rank(), case_.fp4() ? fp4_pattern_ : pattern_,
+                                        static_cast<u64>(case_.weight_bytes()), deadline));
   std::vector<u32> offsets, counts(p.experts, case_.rows);
   for (u32 e = 0; e <= p.experts; ++e)
     offsets.push_back(e * stride);
@@ -127,13 +156,17 @@ Result<> MoeRig::load(Deadline deadline) {
     input_scales_ = make_scales(u64{p.k} / 128 * scale_columns, 0.002f, 0.02f, 1);
     weight_scales_ = make_scales(u64{p.experts} * (p.n / 128) * (p.k / 128), 1e-4f, 3e-4f, 2);
   }
-  CROSSDOCK_TRY(input_scales, put(rank(), input_scales_, deadline));
-  CROSSDOCK_TRY(weight_scales, put(rank(), weight_scales_, deadline));
+  if (case_.ue8m0())
+    for (std::vector<float>* scales : {&input_scales_, &weight_scales_})
+      for (float& scale : *scales)
+        scale = std::bit_cast<float>(device::minifloat::decode_ue8m0(ue8m0_code(scale)));
+  CROSSDOCK_TRY(input_scales, put_scales(input_scales_, scale_columns, deadline));
+  CROSSDOCK_TRY(weight_scales, put_scales(weight_scales_, 0, deadline));
   CROSSDOCK_TRY(offset_memory, put(rank(), offsets, deadline));
   CROSSDOCK_TRY(count_memory, put(rank(), counts, deadline));
   CROSSDOCK_TRY(list_memory, put(rank(), list, deadline));
   CROSSDOCK_TRY(output, rank().allocate(u64{places_} * columns * (quantised ? 1 : 2)));
-  CROSSDOCK_TRY(output_scales, rank().allocate(u64{places_} * columns / 128 * sizeof(float)));
+  CROSSDOCK_TRY(output_scales, rank().allocate(u64{places_} * columns / 128 * sizeof(float) + 16));
   input_ = std::move(input);
   weights_ = std::move(weights);
   input_scale_memory_ = std::move(input_scales);
@@ -147,6 +180,20 @@ Result<> MoeRig::load(Deadline deadline) {
   return gemm_->prepare(call_, deadline);
 }
 
+// Bytes one after the other where `columns` is 0, else those of four rows in a word.
+Result<symm::LocalMemory> MoeRig::put_scales(const std::vector<float>& scales, u64 columns,
+                                             Deadline deadline) {
+  if (!case_.ue8m0()) return put(rank(), scales, deadline);
+  const u64 rows = columns == 0 ? 0 : scales.size() / columns;
+  std::vector<u8> bytes(columns == 0 ? scales.size() : (rows + 3) / 4 * columns * 4);
+  for (u64 i = 0; i < scales.size(); ++i) {
+    const u64 row = columns == 0 ? 0 : i / columns;
+    const u64 at = columns == 0 ? i : (row / 4 * columns + i % columns) * 4 + row % 4;
+    bytes[at] = static_cast<u8>(ue8m0_code(scales[i]));
+  }
+  return put(rank(), bytes, deadline);
+}
+
 // The call over what has been loaded.
 void MoeRig::describe(u32 scale_columns) {
   const MoeProduct& p = case_.product;
@@ -154,12 +201,12 @@ void MoeRig::describe(u32 scale_columns) {
   const bool quantised = case_.swiglu && case_.fp8();
   call_.weights = {.format = case_.format,
                    .rows = weights_.address(),
-                   .scales = case_.fp8() ? weight_scale_memory_.as<float>() : nullptr,
+                   .scales = case_.fp8() ? weight_scale_memory_.address() : nullptr,
                    .experts = p.experts,
                    .n = p.n,
                    .k = p.k};
   call_.input.rows = input_.address();
-  call_.input.scales = case_.fp8() ? input_scale_memory_.as<float>() : nullptr;
+  call_.input.scales = case_.fp8() ? input_scale_memory_.address() : nullptr;
   call_.input.scale_columns = case_.fp8() ? scale_columns : 0;
   call_.groups.counts = counts_.as<u32>();
   call_.groups.offsets = masked ? nullptr : offsets_.as<u32>();
@@ -171,7 +218,18 @@ void MoeRig::describe(u32 scale_columns) {
                   .scales = quantised ? output_scales_.as<float>() : nullptr};
   if (case_.swiglu) call_.swiglu = moe::Swiglu{.clamp = 10.0f, .fast = true};
   call_.tile = case_.tile;
+  if (case_.fp8()) call_.scale_type = case_.scale_type;
   call_.expected_rows = case_.rows;
+}
+
+double MoeRig::weight(u32 expert, u32 column, u32 k) const {
+  const MoeProduct& p = case_.product;
+  if (!case_.fp4())
+    return pattern_value(pattern_, (u64{expert} * p.n + column) * p.k + k, case_.fp8());
+  constexpr u32 kBlock = device::kFp4BlockRows;
+  const u64 block = (u64{expert} * (p.n / kBlock) + column / kBlock) * (p.k / kBlock) + k / kBlock;
+  return fp4_value(&fp4_pattern_[block % kPatternBlocks * device::kFp4BlockBytes], column % kBlock,
+                   k % kBlock);
 }
 
 double MoeRig::exact(u32 expert, u32 place, u32 column) const {
@@ -182,8 +240,8 @@ double MoeRig::exact(u32 expert, u32 place, u32 column) const {
   for (u32 group = 0; group < p.k / 128; ++group) {
     double part = 0;
     for (u32 k = group * 128; k < (group + 1) * 128; ++k)
-      part += double{pattern_value(pattern_, row * p.k + k, case_.fp8())} *
-              pattern_value(pattern_, (u64{expert} * p.n + column) * p.k + k, case_.fp8());
+      part +=
+          double{pattern_value(pattern_, row * p.k + k, case_.fp8())} * weight(expert, column, k);
     const double scale =
         case_.fp8() ? double{input_scales_[group * call_.input.scale_columns + row]} *
                           weight_scales_[(u64{expert} * (p.n / 128) + block) * (p.k / 128) + group]
@@ -191,6 +249,18 @@ double MoeRig::exact(u32 expert, u32 place, u32 column) const {
     sum += part * scale;
   }
   return sum;
+}
+
+Result<float> MoeRig::output_scale(u32 place, u32 group, Deadline deadline) {
+  if (case_.ue8m0()) {
+    const u64 at = (u64{group} / 4 * places_ + place) * 4 + group % 4;
+    CROSSDOCK_TRY(code, symm::download(rank(), output_scales_.as<u8>() + at, 1, deadline));
+    return std::bit_cast<float>(device::minifloat::decode_ue8m0(code[0]));
+  }
+  CROSSDOCK_TRY(scale,
+                symm::download(rank(), output_scales_.as<float>() + u64{group} * places_ + place, 1,
+                               deadline));
+  return scale[0];
 }
 
 Result<double> MoeRig::verify(Deadline deadline) {
@@ -223,11 +293,8 @@ Result<double> MoeRig::verify(Deadline deadline) {
                                        quantised ? 1 : 2, deadline));
     double got = pattern_value(code, 0, quantised);
     if (quantised) {
-      CROSSDOCK_TRY(
-          scale,
-          symm::download(rank(), output_scales_.as<float>() + u64{column} / 128 * places_ + place,
-                         1, deadline));
-      got *= scale[0];
+      CROSSDOCK_TRY(scale, output_scale(place, column / 128, deadline));
+      got *= scale;
     }
     wrong += (got - want) * (got - want);
     all += want * want;

@@ -79,7 +79,7 @@ struct GemmBlock {
   CROSSDOCK_DEVICE static GemmSource* sources() {
     return reinterpret_cast<GemmSource*>(dynamic_shared() + kShared.sources);
   }
-  // 1 KiB of the math warps together.
+  // Of the math warps together: peaks of the rows, see GemmShared.
   CROSSDOCK_DEVICE static float* exchange() {
     return reinterpret_cast<float*>(dynamic_shared() + kShared.exchange);
   }

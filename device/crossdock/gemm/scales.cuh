@@ -19,6 +19,11 @@ template <GroupedGemmConfig kConfig>
 CROSSDOCK_DEVICE u32 gemm_scale_row(u32 stage) {
   return kConfig.ue8m0 ? stage / kScalesOfWord : stage;
 }
+// The number of a code: 2^(code - 127). The smallest counts as 0, and NaN as infinite, since
+// telling them apart would take as long as all the rest.
+CROSSDOCK_DEVICE float gemm_ue8m0(u32 code) {
+  return bit_cast<float>(code << 23);
+}
 // Of one row, `at` in the stage's memory.
 template <GroupedGemmConfig kConfig>
 CROSSDOCK_DEVICE float gemm_input_scale(const float* at, u32 stage) {
@@ -26,7 +31,7 @@ CROSSDOCK_DEVICE float gemm_input_scale(const float* at, u32 stage) {
     return ptx::ld_shared(at);
   } else {
     const u32 word = ptx::ld_shared(reinterpret_cast<const u32*>(at));
-    return ptx::f32_from_ue8m0(ptx::permute_bytes(word, 0, 0x4440 | stage % kScalesOfWord));
+    return gemm_ue8m0(ptx::permute_bytes(word, 0, 0x4440 | stage % kScalesOfWord));
   }
 }
 
@@ -45,7 +50,7 @@ struct GemmWeightScales {
   struct Kind<true, Unused> {
     using Stored = u8;
     using Value = u32;
-    CROSSDOCK_DEVICE static float number(u32 v) { return ptx::f32_from_ue8m0(v); }
+    CROSSDOCK_DEVICE static float number(u32 v) { return gemm_ue8m0(v); }
   };
   using Own = Kind<kConfig.ue8m0>;
   using Stored = typename Own::Stored;

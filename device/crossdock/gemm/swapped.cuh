@@ -73,9 +73,10 @@ struct GemmSwapped {
     float columns[2];            // of register pairs: 8 columns apart
     float rows[kRegisters / 2];  // [group of 8]{2}
   };
-  CROSSDOCK_DEVICE Scales load_scales(u32 k) const {
+  CROSSDOCK_DEVICE Scales load_scales(u32 k) const { return load_scales(at.stage, k); }
+  CROSSDOCK_DEVICE Scales load_scales(u32 stage, u32 k) const {
     Scales s;
-    const float* rows = Block::input_scales(at.stage) + lane_index() % 4 * 2;
+    const float* rows = Block::input_scales(stage) + lane_index() % 4 * 2;
     const float first = weight_scales.first_of(k);
     const float second = weight_scales.second_of(k);
     s.columns[0] = kConfig.swiglu || group == 0 ? first : second;
@@ -119,12 +120,14 @@ struct GemmSwapped {
   }
   CROSSDOCK_DEVICE void promote(const Scales& s) {
     CROSSDOCK_UNROLL
-    for (u32 piece = 0; piece < kPieces; ++piece) {
-      CROSSDOCK_UNROLL
-      for (u32 i = 0; i < kRegisters; ++i)
-        sum[piece][i] = ptx::fused_multiply_add(
-            part[piece][i], s.rows[i / 4 * 2 + i % 2] * s.columns[i / 2 % 2], sum[piece][i]);
-    }
+    for (u32 piece = 0; piece < kPieces; ++piece)
+      promote(s, piece);
+  }
+  CROSSDOCK_DEVICE void promote(const Scales& s, u32 piece) {
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kRegisters; ++i)
+      sum[piece][i] = ptx::fused_multiply_add(
+          part[piece][i], s.rows[i / 4 * 2 + i % 2] * s.columns[i / 2 % 2], sum[piece][i]);
   }
 };
 
@@ -161,20 +164,28 @@ struct GemmSwappedStore {
   CROSSDOCK_DEVICE static u32 column(const GemmRecord& r, u32 warp, u32 piece) {
     return r.column + warp / 4 * 128 + piece * 64 + warp % 4 * 16;
   }
-  // 8 x 8 blocks of 2-byte values, turned: [row][chunk] of 16 bytes, four chunks for each row.
+  // 8 x 8 blocks of 2-byte values, turned: [row][chunk] of 16 bytes, four chunks for each row; at
+  // most 32 rows at a time.
+  static constexpr u32 kPassRows = min_of(kRows, 32u);
   CROSSDOCK_DEVICE static U32x4* chunk_at(u32 warp, u32 row, u32 chunk) {
     return reinterpret_cast<U32x4*>(Block::staging(warp)) + row * 4 + chunk;
   }
   CROSSDOCK_DEVICE static void store(const Block& block, u32 warp, const GemmRecord& r,
                                      const Math& math) {
+    CROSSDOCK_UNROLL
+    for (u32 first = 0; first < kRows; first += kPassRows)
+      store(block, warp, r, math, first);
+  }
+  CROSSDOCK_DEVICE static void store(const Block& block, u32 warp, const GemmRecord& r,
+                                     const Math& math, u32 first) {
     const u32 lane = lane_index();
     ptx::sync_warp(kFullMask);
     CROSSDOCK_UNROLL
-    for (u32 j = 0; j < kRows / 8; ++j) {
+    for (u32 j = 0; j < kPassRows / 8; ++j) {
       u32 words[4];  // {piece 0, piece 1} x {columns 0-7, 8-15}
       CROSSDOCK_UNROLL
       for (u32 i = 0; i < 4; ++i) {
-        const float* v = math.sum[i / 2] + 4 * j + i % 2 * 2;
+        const float* v = math.sum[i / 2] + 4 * (first / 8 + j) + i % 2 * 2;
         words[i] = ptx::bf16x2_from_f32(v[0], v[1]);
       }
       ptx::store_matrix_x4_transposed(chunk_at(warp, 8 * j + lane % 8, lane / 8), words);
@@ -183,9 +194,9 @@ struct GemmSwappedStore {
     const GemmOutput& out = block.p.output;
     const u32 at = column(r, warp, lane % 4 / 2) + lane % 2 * 8;
     CROSSDOCK_UNROLL
-    for (u32 i = 0; i < kRows / 8; ++i) {
-      const u32 row = i * 8 + lane / 4;
-      const U32x4 v = ptx::ld_shared(chunk_at(warp, row, lane % 4));
+    for (u32 i = 0; i < kPassRows / 8; ++i) {
+      const u32 row = first + i * 8 + lane / 4;
+      const U32x4 v = ptx::ld_shared(chunk_at(warp, row - first, lane % 4));
       if (row < r.rows && at < block.p.shape.columns)
         ptx::st_weak(
             reinterpret_cast<U32x4*>(out.rows + u64{r.row + row} * out.row_stride + at * 2), v);
@@ -212,6 +223,7 @@ struct GemmSwappedStore {
   }
   CROSSDOCK_DEVICE static void store_values(const Block& block, u32 warp, const GemmRecord& r,
                                             const float (&values)[2][kRegisters / 2]) {
+    static_assert(kRows == kPassRows, "bf16 has no larger swapped tile");
     const u32 lane = lane_index();
     ptx::sync_warp(kFullMask);
     CROSSDOCK_UNROLL

@@ -34,7 +34,8 @@ enum class KernelId : u32 {
   kEpPacketDispatch = 19,
   kEpPacketCombine = 20,
   kMoeCastRows = 21,
-  kFirstFree = 22,
+  kPrepareWeights = 22,
+  kFirstFree = 23,
 };
 CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
   switch (id) {
@@ -66,6 +67,8 @@ CROSSDOCK_HOST_DEVICE constexpr const char* kernel_name(KernelId id) {
       return "ep_expand_rows";
     case KernelId::kGroupedGemm:
       return "grouped_gemm";
+    case KernelId::kPrepareWeights:
+      return "prepare_weights";
     case KernelId::kEpSmallDispatch:
       return "ep_small_dispatch";
     case KernelId::kFetchRows:

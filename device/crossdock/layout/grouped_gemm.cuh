@@ -122,7 +122,8 @@ CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemm
   s.begin = s.records + kGemmRecords * sizeof(GemmRecord);
   s.sources = s.begin + 16;
   s.exchange = s.sources + c.tile_rows * 16;
-  s.table = s.exchange + (c.swiglu && c.fp8 ? 1024 : 0);
+  const u32 exchanged = c.swapped ? c.tile_rows * kGemmMathWarps * 4 : 1024;
+  s.table = s.exchange + (c.swiglu && c.fp8 ? exchanged : 0);
   s.fp4_table = round_up(s.table + (3 * kGemmMaxExperts + 1) * 4, 8u);
   s.bytes = s.fp4_table + (c.fp4 ? kFp4Shifts * 8 : 0);
   return s;

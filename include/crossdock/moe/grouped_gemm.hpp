@@ -46,7 +46,7 @@ enum class Format : std::uint8_t {
 // Of all scales of a call: those of the input, of the weights, and of the output.
 enum class ScaleType : std::uint8_t {
   kF32 = 0,
-  kUe8m0 = 1,  // 2^(code - 127) in a byte, 255: NaN
+  kUe8m0 = 1,  // 2^(code - 127) in a byte; 0 counts as 0, 255 (NaN) as infinite
 };
 
 // Of plain numbers: biases, and matrices from checkpoints.
@@ -54,6 +54,7 @@ enum class Number : std::uint8_t {
   kF32 = 0,
   kBf16 = 1,
   kE4m3 = 2,  // with scales for 128 x 128 values
+  kE2m1 = 3,  // two in a byte, the first in the lower bits, with a power of two for 32 along K
 };
 
 // The weights of all experts of a rank, K-major and dense.
@@ -144,7 +145,7 @@ struct GemmCall {
 };
 
 // More than 64 rows an expert: k128; more than 32: k64; else the smallest kFew that holds them.
-// Weights of e2m1 have kFew32, kFew16 and kFew8 only.
+// Weights of e2m1 have no k128: k64 stands for it.
 CROSSDOCK_API GemmTile choose_tile(std::uint32_t expected_rows);
 
 struct GemmOptions {

@@ -95,7 +95,8 @@ TEST_F(GemmGpu, ScalesThatArePowersOfTwo) {
       }
 }
 
-constexpr GemmTile kFp4Tiles[] = {GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8};
+constexpr GemmTile kFp4Tiles[] = {GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16,
+                                  GemmTile::kFew8};
 
 TEST_F(GemmGpu, Fp4InEveryTileAndLayout) {
   for (const GemmTile tile : kFp4Tiles)

@@ -94,6 +94,9 @@ u32 plain_row(u32 row, bool up_first = false) {
   const bool up = row / 8 % 2 != (up_first ? 1 : 0);
   return (up ? kInter : 0) + row / 16 * 8 + row % 8;
 }
+float scale_at(const void* scales, u64 index) {
+  return static_cast<const float*>(scales)[index];
+}
 u32 scale_row(u32 row) {
   return row / 256 * 2 + row / 8 % 2;
 }
@@ -143,16 +146,16 @@ TEST(MoeWeights, QuantisedWithinHalfAStepByTheScaleOfTheBlock) {
       for (u32 c = row % 5; c < kHidden; c += 37) {
         const u32 from = plain_row(row);
         const float scale =
-            view.gate_up_scales[(e * (2 * kInter / 128) + scale_row(row)) * (kHidden / 128) +
-                                c / 128];
+            scale_at(view.gate_up_scales,
+                     (e * (2 * kInter / 128) + scale_row(row)) * (kHidden / 128) + c / 128);
         ASSERT_NO_FATAL_FAILURE(check(plain.gate_up.f32[plain.gate_up.at(e, from, c)],
                                       gate_up[plain.gate_up.at(e, row, c)], scale,
                                       plain.gate_up.peak(e, from, c)));
       }
     for (u32 row = 0; row < kHidden; row += 3)
       for (u32 c = row % 5; c < kInter; c += 37) {
-        const float scale =
-            view.down_scales[(e * (kHidden / 128) + row / 128) * (kInter / 128) + c / 128];
+        const float scale = scale_at(view.down_scales,
+                                     (e * (kHidden / 128) + row / 128) * (kInter / 128) + c / 128);
         ASSERT_NO_FATAL_FAILURE(check(plain.down.f32[plain.down.at(e, row, c)],
                                       down[plain.down.at(e, row, c)], scale,
                                       plain.down.peak(e, row, c)));
@@ -171,8 +174,8 @@ TEST(MoeWeights, QuantisedOnesKeepTheirBitsAndScales) {
         const u32 from = plain_row(row);
         ASSERT_EQ(gate_up[plain.gate_up.at(e, row, c)],
                   plain.gate_up.e4m3[plain.gate_up.at(e, from, c)]);
-        ASSERT_EQ(view.gate_up_scales[(e * (2 * kInter / 128) + scale_row(row)) * (kHidden / 128) +
-                                      c / 128],
+        ASSERT_EQ(scale_at(view.gate_up_scales,
+                           (e * (2 * kInter / 128) + scale_row(row)) * (kHidden / 128) + c / 128),
                   plain.gate_up.scale(e, from, c));
       }
   EXPECT_EQ(std::memcmp(view.down, plain.down.e4m3.data(), plain.down.e4m3.size()), 0);
@@ -195,7 +198,7 @@ TEST(MoeWeights, BlocksOfZerosHaveASmallScale) {
   PlainPair plain;
   std::fill(plain.down.f32.begin(), plain.down.f32.end(), 0.0f);
   const auto weights = moe::Weights::prepare(plain.of(Number::kF32), Format::kE4m3).value();
-  EXPECT_EQ(weights.view().down_scales[0], 1e-10f / 448.0f);
+  EXPECT_EQ(scale_at(weights.view().down_scales, 0), 1e-10f / 448.0f);
   EXPECT_EQ(static_cast<const u8*>(weights.view().down)[5], 0);
 }
 
