@@ -7,6 +7,31 @@
 namespace crossdock::kv {
 inline namespace v1 {
 namespace detail {
+namespace {
+
+// Those whose receiver is gone and whose pages a sender may still write to: they keep the pool, and
+// with it the memory. Never destroyed, since the senders outlive this process's statics as well.
+class Abandoned {
+ public:
+  static Abandoned& all() {
+    static auto* const abandoned = new Abandoned;
+    return *abandoned;
+  }
+  void hold(std::shared_ptr<Keeper> keeper) {
+    const std::lock_guard lock(mutex_);
+    keepers_.insert(std::move(keeper));
+  }
+  void let_go(const std::shared_ptr<Keeper>& keeper) {
+    const std::lock_guard lock(mutex_);
+    keepers_.erase(keeper);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::shared_ptr<Keeper>> keepers_;
+};
+
+}  // namespace
 
 Result<std::shared_ptr<Keeper>> Keeper::create(transfer::Engine& engine, const PagePool& pool) {
   std::shared_ptr<Keeper> keeper(new Keeper(pool.core_));
@@ -68,7 +93,7 @@ void Keeper::abandon(const transfer::Engine& engine) {
   abandoned_ = true;
   for (const auto& kept : kept_)
     std::erase_if(kept->in_doubt, [&](std::uint64_t instance) { return gone.contains(instance); });
-  pool_->hold(shared_from_this());
+  Abandoned::all().hold(shared_from_this());
   end_quiet();
 }
 
@@ -82,7 +107,7 @@ void Keeper::end_quiet() {
     (*it)->lease.reset();
     it = kept_.erase(it);
   }
-  if (kept_.empty()) pool_->let_go(this);
+  if (kept_.empty()) Abandoned::all().let_go(shared_from_this());
 }
 
 }  // namespace detail

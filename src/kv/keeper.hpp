@@ -1,7 +1,7 @@
 // Keeper: the leases of a receiver's requests, and which senders may still write to their pages.
 // While the receiver lives it decides when a lease ends. Leases of a receiver that is gone end with
 // the proof that no sender touches the pages any more: the loss of each engine in doubt, which the
-// keeper watches for itself; until then the pool holds on to the keeper. Thread-safe.
+// keeper watches for itself; until then it outlives its receiver and keeps the pool. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

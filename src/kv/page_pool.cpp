@@ -246,19 +246,6 @@ void PoolCore::end_lease(const std::shared_ptr<PoolTable>& table) noexcept {
   free_table(*table);
 }
 
-void PoolCore::hold(std::shared_ptr<Keeper> keeper) {
-  const Lock lock(mutex_);
-  keepers_.insert(std::move(keeper));
-}
-
-void PoolCore::let_go(const Keeper* keeper) {
-  std::set<std::shared_ptr<Keeper>>::node_type gone;  // destroyed without the lock
-  const Lock lock(mutex_);
-  const auto found = std::find_if(keepers_.begin(), keepers_.end(),
-                                  [&](const auto& held) { return held.get() == keeper; });
-  if (found != keepers_.end()) gone = keepers_.extract(found);
-}
-
 PoolStats PoolCore::stats() const {
   const Lock lock(mutex_);
   PoolStats stats;

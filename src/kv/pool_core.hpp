@@ -73,9 +73,6 @@ class PoolCore {
   Result<std::shared_ptr<PoolTable>> lease(RequestId request);
   void end_lease(const std::shared_ptr<PoolTable>& table) noexcept;
   PoolStats stats() const;
-  // Keepers of leases whose receiver is gone; a cycle until let_go(), since they hold this pool.
-  void hold(std::shared_ptr<Keeper> keeper);
-  void let_go(const Keeper* keeper);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -98,7 +95,6 @@ class PoolCore {
   FreePages free_;
   std::unordered_map<RequestId, std::shared_ptr<PoolTable>> tables_;
   std::set<std::shared_ptr<PoolTable>> quarantine_;
-  std::set<std::shared_ptr<Keeper>> keepers_;
   std::unordered_map<std::uint64_t, std::shared_ptr<PrefixBlock>> index_;
   std::list<PrefixBlock*> idle_;  // indexed, ready, unused; least recently used first
 };

@@ -105,11 +105,6 @@ def test_the_current_stream_orders_what_comes_before_and_after():
         right = [tokens_of(data, r) for r in range(WORLD)]
         outs, streams = [], [torch.cuda.Stream(r) for r in range(WORLD)]
         for r, one in enumerate(right):
-            # The driver loads a kernel when it is first launched, which may wait for what runs on that
-            # GPU; and there a forward waits for the rank that this thread has not called yet.
-            with torch.cuda.device(r):
-                (torch.zeros_like(one["rows"]).copy_(one["rows"]) * 1).sum().item()
-        for r, one in enumerate(right):
             with torch.cuda.device(r), torch.cuda.stream(streams[r]):
                 rows = torch.zeros_like(one["rows"])
                 torch.cuda._sleep(20_000_000)

@@ -244,6 +244,7 @@ TEST(Limits, DuplicateCompletionsReachNoLaterStage) {
 }
 
 TEST(Limits, OutOfDescriptorsInTheMiddleOfRedialsIsAnErrorAndPasses) {
+  CROSSDOCK_SKIP_WITHOUT_DESCRIPTORS();
   EngineOptions options{.config = {{"transport.faulty.drop_ppm", "1000000"}}};
   Pair pair("faulty+tcp", 1 << 20, false, std::move(options));
   {
