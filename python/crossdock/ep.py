@@ -65,6 +65,13 @@ class Options:
     small_tokens: int = 0
     small_slots: int = 2
     small_sms: int = 0  #: blocks that send in a small dispatch, at most 32; 0: 16
+    #: At most 8 of the few tokens travel in packets that are valid by themselves, which takes more bytes
+    #: and fewer waits. Not with ``mask_late``.
+    small_packets: bool = True
+    #: Ranks may be masked (:meth:`Group.mask`): one goes on without them. Needs ``combine="pull"``.
+    masks: bool = False
+    #: A rank that has not come by then is masked by the kernel itself, and the call goes on without it.
+    mask_late: bool = False
     #: SMs of a dispatch and of a combine; 0: as many as fill the wire. A sequence: one number a rank.
     dispatch_sms: Union[int, Sequence[int]] = 0
     combine_sms: Union[int, Sequence[int]] = 0

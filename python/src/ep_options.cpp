@@ -117,6 +117,9 @@ ep::Options options_of(nb::handle options) {
   out.combine = combine_by(options.attr("combine"));
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);
   read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
+  out.small_packets = nb::cast<bool>(options.attr("small_packets"));
+  out.masks = nb::cast<bool>(options.attr("masks"));
+  out.mask_late = nb::cast<bool>(options.attr("mask_late"));
   out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
   out.fall_back = nb::cast<bool>(options.attr("fall_back"));
   out.user_bytes = bytes_of(options.attr("user_bytes"), "user_bytes");

@@ -96,7 +96,7 @@ Result<> Core::prepare_rank(u32 r) {
   RankState state;
   state.rank = r;
   CROSSDOCK_TRY(kept, rank.allocate_state(sizeof(device::EpState)));
-  CROSSDOCK_TRY(previous, rank.allocate_state(2 * experts * window_.areas.total_sources * 4));
+  CROSSDOCK_TRY(previous, rank.allocate_state(2 * experts * 4));
   state.state = std::move(kept);
   state.previous = std::move(previous);
   CROSSDOCK_TRY(mask, rank.allocate_state(sizeof(device::EpMask)));

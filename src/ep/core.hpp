@@ -131,6 +131,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> prepare_kernels(Deadline deadline);
   void begin_anew();
   Result<> mask_vacant(Deadline deadline);
+  static Result<> check_no_half(const RankState& state);
   Result<> prepare_variant(const DispatchShape& shape, Deadline deadline);
   Result<> prepare_rank(u32 rank);
   Result<> prepare_grouping(Deadline deadline);

@@ -33,6 +33,7 @@ Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   CROSSDOCK_TRY(state, find(r));
   if (!options_.masks)
     return invalid_argument("ep mask: the group was made with masks = false: make it with true");
+  if ((change.clear & ~change.set) != 0) CROSSDOCK_CHECK_OK(check_no_half(*state));
   device::EpMaskParams p{};
   p.view = group_->rank(r).view();
   p.areas = window_.areas;
@@ -40,6 +41,7 @@ Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   p.mask = state->mask.as<device::EpMask>();
   p.set = change.set;
   p.clear = change.clear;
+  p.combine_blocks = combine_blocks_[r];
   p.told = change.told;
   for (const SmallSlot& slot : state->small)
     p.small[p.slots++] = slot.state.as<device::EpSmallState>();
@@ -47,6 +49,19 @@ Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, 1, stream, kept));
   return launcher_->launch(rank, *mask_, launch_shape, p);
+}
+
+// A rank that comes back in the middle of a combine has not been told of it, and would be waited
+// for in vain.
+Result<> Core::check_no_half(const RankState& state) {
+  bool open = state.told != 0;
+  for (const SmallSlot& slot : state.small)
+    open = open || slot.told != 0;
+  if (!open) return {};
+  return invalid_argument(
+      fmt::format("ep mask: a combine_send() of rank {} waits for its combine_receive(): call it "
+                  "before a rank is let in again",
+                  state.rank));
 }
 
 Result<> Core::read_mask(u32 r, std::int32_t* told, StreamPtr stream) {

@@ -107,6 +107,37 @@ std::uint64_t read_modify_write(Here& here, void* p, unsigned bytes, Access acce
   return old;
 }
 
+// A strong vector access is one of 8 bytes after the other, and others may run in between.
+void load_apart(Here& here, const void* p, void* out, unsigned bytes, Access access) {
+  for (unsigned at = 0; at < bytes; at += 8) {
+    if (at != 0) here.preempt();
+    const auto* from = static_cast<const unsigned char*>(p) + at;
+    here.runtime.watch().record(here.fiber, from);
+    std::uint64_t value = 0;
+    if constexpr (kTsan)
+      value = tsan::load(here.fiber, from, 8, access);
+    else
+      here.runtime.memory().load(here.fiber, from, &value, 8, access);
+    raw_copy(static_cast<unsigned char*>(out) + at, &value, 8);
+  }
+}
+void store_apart(Here& here, void* p, const void* in, unsigned bytes, Access access) {
+  // The last first: a reader that trusts the last 8 bytes is to be found out.
+  for (unsigned at = bytes; at != 0; at -= 8) {
+    if (at != bytes) here.preempt();
+    auto* to = static_cast<unsigned char*>(p) + at - 8;
+    std::uint64_t value = 0;
+    raw_copy(&value, static_cast<const unsigned char*>(in) + at - 8, 8);
+    if constexpr (kTsan) {
+      tsan::store(here.fiber, to, value, 8, access);
+      Runtime::Internal internal(here.runtime);
+      here.runtime.watch().notify(to);
+    } else {
+      here.runtime.memory().store(here.fiber, to, &value, 8, access);
+    }
+  }
+}
+
 }  // namespace
 
 namespace hooks {
@@ -157,15 +188,12 @@ void load_vector(const void* p, void* out, unsigned bytes, Access access, Site s
     here.shared_offset(p, bytes, "a vector load");
   else
     here.check_global(p, bytes, "a vector load");
+  if (!is_weak(access) && !shared) return load_apart(here, p, out, bytes, access);
   if (kTsan || shared) {
-    if (kTsan && is_weak(access)) tsan::read(p, bytes);
-    // TSan has no 16-byte atomics; a strong vector load is taken as acquire or relaxed on its first
-    // word.
-    if (kTsan && !is_weak(access)) tsan::load(here.fiber, p, 8, access);
+    if (kTsan) tsan::read(p, bytes);
     raw_copy(out, p, bytes);
     return;
   }
-  if (!is_weak(access)) here.runtime.watch().record(here.fiber, p);
   for (unsigned at = 0; at < bytes; at += 16)
     here.runtime.memory().load(here.fiber, static_cast<const unsigned char*>(p) + at,
                                static_cast<unsigned char*>(out) + at, 16, access);
@@ -181,13 +209,9 @@ void store_vector(void* p, const void* in, unsigned bytes, Access access, Site s
                               "a vector store");
   else
     here.check_global(p, bytes, "a vector store");
+  if (!is_weak(access) && !shared) return store_apart(here, p, in, bytes, access);
   if (kTsan || shared) {
-    if (kTsan && is_weak(access)) tsan::write(p, bytes);
-    if (kTsan && !is_weak(access)) {
-      std::uint64_t first = 0;
-      raw_copy(&first, in, 8);
-      tsan::store(here.fiber, p, first, 8, access);
-    }
+    if (kTsan) tsan::write(p, bytes);
     raw_copy(p, in, bytes);
     Runtime::Internal internal(here.runtime);
     for (unsigned at = 0; at < bytes; at += 16)

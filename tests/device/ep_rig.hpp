@@ -7,6 +7,7 @@
 
 #include <crossdock/kernel/ep_combine.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
+#include <crossdock/kernel/ep_mask.cuh>
 
 #include "ranks.hpp"
 #include "support/ep_case.hpp"
@@ -82,6 +83,16 @@ inline void put_tokens(const EpCase& c, const EpTokensIn& in, EpDispatchInput& t
   if (c.weights) std::copy(in.weights.begin(), in.weights.end(), const_cast<float*>(to.weights));
 }
 
+// Bugs that are planted in ep_mask by what it is told.
+enum class MaskBug { kNone, kNothingMadeUp, kNothingReleased };
+inline MaskBug g_mask_bug = MaskBug::kNone;
+inline void launch_mask_kernel(Ranks& ranks, EpMaskParams p) {
+  if (g_mask_bug == MaskBug::kNothingMadeUp) p.combine_blocks = 0;
+  if (g_mask_bug == MaskBug::kNothingReleased) p.slots = 0;
+  ranks.launch(p.view.rank, {1, kWarpSize, 0, "ep_mask", true},
+               kernel::ep_mask<EpMaskConfig{kWarpSize}>, p);
+}
+
 // Two sets of everything that a launch reads and writes, for launches in turns.
 class EpRig {
  public:
@@ -102,6 +113,18 @@ class EpRig {
 
   [[nodiscard]] Ranks& ranks() { return ranks_; }
   [[nodiscard]] EpMask& mask(u32 rank) { return *masks_[rank]; }
+  // In the order of the rank's stream.
+  void launch_mask(u32 rank, u32 set, u32 clear) {
+    EpMaskParams p{};
+    p.mask = masks_[rank];
+    p.set = set;
+    p.clear = clear;
+    p.view = ranks_.view(rank);
+    p.areas = areas_;
+    p.state = state_[rank];
+    p.combine_blocks = case_.blocks_of(rank);
+    launch_mask_kernel(ranks_, p);
+  }
   // From now on a rank that does not come is masked.
   void mask_late() {
     for (u32 turn = 0; turn < kTurns; ++turn)
@@ -185,9 +208,7 @@ class EpRig {
   }
 
  private:
-  [[nodiscard]] u64 previous_words() const {
-    return u64{kTurns} * areas_.total_sources * areas_.most_experts;
-  }
+  [[nodiscard]] u64 previous_words() const { return u64{kTurns} * areas_.most_experts; }
   SymmetricLayout layout() {
     SymmetricLayout window;
     areas_ = add_ep(window, case_.world, case_.experts, case_.most_blocks(), case_.fixed);

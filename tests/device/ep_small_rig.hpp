@@ -39,6 +39,19 @@ class EpSmallRig {
 
   [[nodiscard]] Ranks& ranks() { return ranks_; }
   [[nodiscard]] EpMask& mask(u32 rank) { return *masks_[rank]; }
+  // In the order of the rank's stream.
+  void launch_mask(u32 rank, u32 set, u32 clear) {
+    EpMaskParams p{};
+    p.mask = masks_[rank];
+    p.set = set;
+    p.clear = clear;
+    p.view = ranks_.view(rank);
+    p.areas.pulled = unused_;
+    p.state = state_[rank * kSlots].combine;
+    for (; p.slots < kSlots; ++p.slots)
+      p.small[p.slots] = state_[rank * kSlots + p.slots].dispatch;
+    launch_mask_kernel(ranks_, p);
+  }
   // From now on a rank that does not come is masked.
   void mask_late() {
     for (u32 slot = 0; slot < kSlots; ++slot)
@@ -181,6 +194,7 @@ class EpSmallRig {
     outputs_ = window.add("outputs", kSlots * case_.output().bytes);
     input_ = ep_input_layout(case_.world * case_.max_tokens, case_.combine_bytes, case_.top_k);
     inputs_ = window.add("inputs", kSlots * input_.bytes);
+    unused_ = window.add("pulled", u64{case_.world} * sizeof(PaddedWord));
     return window;
   }
   EpSmallParams make(u32 rank, u32 slot) {
@@ -242,6 +256,7 @@ class EpSmallRig {
   u64 outputs_ = 0;
   EpInputLayout input_{};
   u64 inputs_ = 0;
+  u64 unused_ = 0;  // what the large path counts
   Ranks ranks_;
   std::vector<State> state_;
   std::vector<EpMask*> masks_;

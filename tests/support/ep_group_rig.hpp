@@ -41,7 +41,6 @@ inline ep::GroupOptions ep_options(const EpCase& c, symm::Backend backend) {
   options.ep.combine = c.push ? ep::CombineBy::kPush : ep::CombineBy::kPull;
   options.ep.overlap_launches = c.overlap;
   options.ep.small_tokens = c.fixed ? c.max_tokens : 0;
-  options.ep.small_packets = options.ranks.backend == symm::Backend::kCpu;  // not proven on GPUs
   options.ep.host_counts = c.host_counts;
   return options;
 }

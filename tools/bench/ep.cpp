@@ -168,6 +168,11 @@ void add_ep(CLI::App& group) {
   sub->add_option("--small-sms", options->small_sms,
                   "multiprocessors that send on that path; 0: the library's choice")
       ->check(CLI::Range(0, 32));
+  sub->add_option("--small-combine-sms", options->small_combine_sms,
+                  "multiprocessors of a combine on that path; 0: the library's choice")
+      ->check(CLI::Range(0, 132));
+  sub->add_flag("!--no-packets", options->small_packets,
+                "a handful of tokens by bulk stores and flags too");
   sub->add_flag("--only-small", options->only_small, "figures of that path only");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");

@@ -26,7 +26,9 @@ struct EpBench {
   std::vector<std::uint32_t> tokens = {4096, 128};
   // On the path for few tokens, in groups of their own; none with {0}.
   std::vector<std::uint32_t> small_tokens = {1, 8, 32, 128, 256};
-  std::uint32_t small_sms = 0;  // 0: the library's choice
+  std::uint32_t small_sms = 0;          // 0: the library's choice
+  std::uint32_t small_combine_sms = 0;  // 0: the library's choice
+  bool small_packets = true;
   bool only_small = false;
   std::uint32_t hidden = 7168;
   std::uint32_t experts = 256;

@@ -142,7 +142,8 @@ Result<EpBenchRig> EpBenchRig::create(const EpBench& options, const symm::GroupO
     group_options.ep.slots = 0;
     group_options.ep.fall_back = false;
     group_options.ep.dispatch_sms = 0;
-    group_options.ep.combine_sms = 0;
+    group_options.ep.combine_sms = options.small_combine_sms;
+    group_options.ep.small_packets = options.small_packets;
   }
   group_options.ep.expert_alignment = options.expanded ? kEpBenchAlignment : 0;
   group_options.ep.wait = std::chrono::seconds(20);  // a peer may still be loading its kernels

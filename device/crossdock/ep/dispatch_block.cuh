@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/comm/counter.cuh>
 #include <crossdock/comm/masking.cuh>
 #include <crossdock/comm/tagged_word.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
@@ -74,12 +75,19 @@ struct EpDispatchBlock {
   CROSSDOCK_DEVICE u32* arrivals(u32 source) const {
     return p.view.at<u32>(p.areas.arrivals + source * sizeof(PaddedWord));
   }
-  CROSSDOCK_DEVICE u64 total_index(u32 source, u32 local) const {
-    const u64 row = u64{epoch & 1u} * p.areas.total_sources + (fixed() ? source : 0);
-    return row * p.areas.most_experts + local;
+  CROSSDOCK_DEVICE u64 total_index(u32 local) const {
+    return u64{epoch & 1u} * p.areas.most_experts + local;
   }
-  CROSSDOCK_DEVICE u32* expert_total(u32 source, u32 local) const {
-    return p.view.at<u32>(p.areas.expert_totals + total_index(source, local) * sizeof(u32));
+  CROSSDOCK_DEVICE u32* expert_total(u32 local) const {
+    return p.view.at<u32>(p.areas.expert_totals + total_index(local) * sizeof(u32));
+  }
+  CROSSDOCK_DEVICE u32* block_flag(u32 source, u32 of_block) const {
+    return p.view.at<u32>(p.areas.block_flags) + source * p.areas.most_blocks + of_block;
+  }
+  // [most_blocks][most_experts] of a source.
+  CROSSDOCK_DEVICE u64* block_experts(u32 source) const {
+    const u64 words = u64{p.areas.most_blocks} * p.areas.most_experts;
+    return p.view.at<u64>(p.areas.block_experts) + parity_index(source) * words;
   }
   CROSSDOCK_DEVICE EpRoute* global_route(u32 of_block, u32 group) const {
     return p.result.routes + (u64{of_block} * p.tokens.groups + group) * world();
@@ -97,6 +105,14 @@ struct EpDispatchBlock {
     raise_fault(p.common, {Phase::kPeerRouting, culprit == kNoPeer ? source : culprit, epoch},
                 source, 0 CROSSDOCK_PASS_SITE);
     return false;
+  }
+
+  // All rows of this block for `peer` are there. A rank that has been masked meanwhile, perhaps by
+  // this block, may lack some: it is not told. What all threads have done comes before.
+  CROSSDOCK_DEVICE void signal_rows(u32 peer CROSSDOCK_SITE) const {
+    if (!fixed()) return signal_counter(p.view.map(arrivals(rank()), peer), 1 CROSSDOCK_PASS_SITE);
+    if (p.masking.late && is_masked(masked_ranks(p.masking CROSSDOCK_PASS_SITE), peer)) return;
+    ptx::st_release_sys(p.view.map(block_flag(rank(), block), peer), epoch CROSSDOCK_PASS_SITE);
   }
 
   // Waits for a tagged word of `peer`, which is masked if it does not come and may be late: then

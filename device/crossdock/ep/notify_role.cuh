@@ -94,7 +94,7 @@ struct EpNotifyWarp {
   }
   // Beside the plan. False when the rank aborts.
   CROSSDOCK_DEVICE bool open() const {
-    if (b.few() && !b.reuses()) count_experts();
+    if (counts_early()) count_experts();
     return warp != 0 || lane >= b.world() || b.wait_output(lane);
   }
   // After the plan. False when the rank aborts; the lanes of a warp agree.
@@ -103,12 +103,15 @@ struct EpNotifyWarp {
     const bool ok = b.few() || b.block != 0 || warp != 0 || ep_take_ends(b);
     if (ok) EpMetadata<Block>(b, warp).run(plan);
     // Whatever has happened: the notify warps meet in there.
-    if (!b.few() && !b.reuses()) count_experts();
+    if (!counts_early() && !b.reuses()) count_experts();
     return ok;
   }
 
  private:
   CROSSDOCK_DEVICE u32 thread() const { return thread_index() - kFirstThread; }
+  // With masks only after a peer has said where its rows go: one that is let in again may still be
+  // two launches behind, and read its words of that parity.
+  CROSSDOCK_DEVICE bool counts_early() const { return b.few() && !b.reuses() && !b.fixed(); }
 
   // The rank `source` has read all that it needed of what the slot's input held before.
   CROSSDOCK_DEVICE bool slot_is_free(u32 source) const {
@@ -157,9 +160,15 @@ struct EpNotifyWarp {
       if (selections == 0) continue;
       const u32 owner = b.p.experts.owner(expert);
       if (!b.talks_to(owner)) continue;
-      u32* there = b.expert_total(b.rank(), expert - b.p.experts.first(owner));
-      ptx::red_add_relaxed_sys(b.p.view.map(there, owner), selections);
+      tell_expert(owner, expert - b.p.experts.first(owner), selections);
     }
+  }
+  CROSSDOCK_DEVICE void tell_expert(u32 owner, u32 local, u32 selections) const {
+    if (!b.fixed())
+      return ptx::red_add_relaxed_sys(b.p.view.map(b.expert_total(local), owner), selections);
+    if (b.output(owner) == nullptr) return;  // it did not come
+    u64* there = b.block_experts(b.rank()) + u64{b.block} * b.p.areas.most_experts + local;
+    put_epoch_word(b.p.view.map(there, owner), b.epoch, selections);
   }
 };
 
@@ -170,7 +179,7 @@ struct EpDispatchFinish {
   static constexpr u32 kWarps = Block::kVariant.dispatch_warps;
 
   const Block& b;
-  u32 total = 0;  // blocks of the lane's source, of all epochs so far
+  u32 total = 0;  // without masks: blocks of the lane's source, of all epochs so far
 
   // Early, so that the load has ended when it is needed.
   CROSSDOCK_DEVICE void begin() {
@@ -183,7 +192,7 @@ struct EpDispatchFinish {
     if (b.few() && warp == kWarps - 2 && !ep_take_ends(b)) return;
     // No more warps than there are experts for.
     if (warp * kWarpSize >= b.p.experts.count(b.rank()) && warp != 0) return;
-    if (!wait_rows(warp == 0)) return;
+    if (!(b.fixed() ? wait_flags(warp == 0) : wait_rows(warp == 0))) return;
     if (!b.p.masking.late) take_experts();
   }
   // With late masks: after run() and a barrier, which has told everybody whose rows did not come.
@@ -201,39 +210,84 @@ struct EpDispatchFinish {
   CROSSDOCK_DEVICE bool comes(u32 source) const {
     return !b.p.masking.late || !is_masked(masked_ranks(b.p.masking), source);
   }
+  // Without masks: a lane a source.
   CROSSDOCK_DEVICE bool wait_rows(bool first) const {
     const u32 lane = lane_index();
-    Came came = Came::kYes;
-    if (b.talks_to(lane)) {
+    bool came = true;
+    if (lane < b.world()) {
       const u64 start = ptx::global_timer();
-      came = wait_or_mask(
-          b.p.common, b.p.masking,
-          {b.p.masking.late ? Phase::kSourceFlag : Phase::kArrival, lane, total},
-          [&] { return u64{ptx::ld_acquire_sys(b.arrivals(lane))}; },
-          [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - total) >= 0; });
-      u64* waited = b.p.statistics.source_wait_ns;
-      if (first && waited != nullptr)
-        ptx::red_add_relaxed_gpu(waited + lane, ptx::global_timer() - start);
-      if (first && came == Came::kYes) ptx::st_weak(b.p.state->arrived + lane, total);
+      came = wait_arrival(b.p.common, b.arrivals(lane), total, lane);
+      if (first) note_wait(lane, start);
+      if (first && came) ptx::st_weak(b.p.state->arrived + lane, total);
     }
-    if (ptx::any(kFullMask, came == Came::kAbort)) return false;
+    return all_came(came);
+  }
+  // With masks: a lane a block. A later epoch will do: its source has been here for this one, too.
+  CROSSDOCK_DEVICE bool wait_flags(bool first) const {
+    const u64 start = ptx::global_timer();
+    const u32 most = b.p.areas.most_blocks;
+    bool came = true;
+    for (u32 i = lane_index(); i < b.world() * most && came; i += kWarpSize) {
+      const u32 source = i / most;
+      const u32 blocks = b.p.source_blocks[source];
+      if (i % most >= blocks || !b.talks_to(source) || !comes(source)) continue;
+      came = wait_flag_of(source, i % most);
+      if (first && i % most == blocks - 1) note_wait(source, start);
+    }
+    return all_came(came);
+  }
+  CROSSDOCK_DEVICE bool wait_flag_of(u32 source, u32 block) const {
+    const u32* flag = b.block_flag(source, block);
+    return wait_or_mask(
+               b.p.common, b.p.masking,
+               {b.p.masking.late ? Phase::kSourceFlag : Phase::kArrival, source, b.epoch},
+               [&] { return u64{ptx::ld_acquire_sys(flag)}; },
+               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - b.epoch) >= 0; }) !=
+           Came::kAbort;
+  }
+  CROSSDOCK_DEVICE void note_wait(u32 source, u64 start) const {
+    u64* waited = b.p.statistics.source_wait_ns;
+    if (waited != nullptr) ptx::red_add_relaxed_gpu(waited + source, ptx::global_timer() - start);
+  }
+  CROSSDOCK_DEVICE static bool all_came(bool mine) {
+    if (ptx::any(kFullMask, !mine)) return false;
     ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
     return true;
   }
-  // Selections of the expert in this epoch; those of a source that is left out are forgotten.
+  // Selections of the expert in this epoch.
   CROSSDOCK_DEVICE u32 added(u32 expert) const {
+    u32* previous = b.p.expert_previous + b.total_index(expert);
+    const u32 total_now = ptx::ld_relaxed_sys(b.expert_total(expert));
+    const u32 selections = total_now - ptx::ld_weak(previous);
+    ptx::st_weak(previous, total_now);
+    return selections;
+  }
+  // With masks: of the sources that have come. A block that has not chosen it says nothing.
+  CROSSDOCK_DEVICE u32 selected(u32 expert) const {
     u32 selections = 0;
-    for (u32 source = 0; source < b.p.areas.total_sources; ++source) {
-      u32* previous = b.p.expert_previous + b.total_index(source, expert);
-      const u32 total_now = ptx::ld_relaxed_sys(b.expert_total(source, expert));
-      if (!b.fixed() || (b.talks_to(source) && comes(source)))
-        selections += total_now - ptx::ld_weak(previous);
-      ptx::st_weak(previous, total_now);
+    for (u32 source = 0; source < b.world(); ++source) {
+      if (!b.talks_to(source) || !comes(source)) continue;
+      const u64* words = b.block_experts(source) + expert;
+      const u32 blocks = b.p.source_blocks[source];
+      for (u32 first = 0; first < blocks; first += kEpBatch) {
+        u64 word[kEpBatch];
+        CROSSDOCK_UNROLL
+        for (u32 j = 0; j < kEpBatch; ++j) {
+          const u32 block = min_of(first + j, blocks - 1);
+          word[j] = ptx::ld_relaxed_sys(words + u64{block} * b.p.areas.most_experts);
+        }
+        CROSSDOCK_UNROLL
+        for (u32 j = 0; j < kEpBatch; ++j)
+          if (first + j < blocks && word_epoch(word[j]) == b.epoch)
+            selections += word_value(word[j]);
+      }
     }
     return selections;
   }
   CROSSDOCK_DEVICE void take_expert(u32 i) const {
-    const u32 selections = b.reuses() ? ptx::ld_weak(b.p.reuse.expert_counts + i) : added(i);
+    const u32 selections = b.reuses()  ? ptx::ld_weak(b.p.reuse.expert_counts + i)
+                           : b.fixed() ? selected(i)
+                                       : added(i);
     ptx::st_weak(b.p.result.expert_counts + i, selections);
     u64* kept = b.reuses() ? nullptr : b.p.statistics.expert_selections;
     if (kept != nullptr && selections != 0) ptx::red_add_relaxed_gpu(kept + i, u64{selections});

@@ -16,10 +16,10 @@ CROSSDOCK_DEVICE bool ep_packet_headers(const EpPacketParams& p, const EpPacketP
   rows = 0;
   bool came = true;
   if (source < s.view.world && !is_masked(masked, source)) {
-    const U32x4* const packets[1] = {places.header(source, s.view.rank)};
-    U32x4 got[1]{};
+    const Packet* const packets[1] = {places.header(source, s.view.rank)};
+    Packet got[1]{};
     came = wait_packets(s.common, {Phase::kEpochWord, source, epoch}, packets, 1u, got);
-    const EpHeader header{got[0].x};
+    const EpHeader header{packet_word(got[0], 0)};
     if (came && header.given_up()) {
       const u32 culprit = header.culprit();
       raise_fault(s.common, {Phase::kPeerRouting, culprit == kNoPeer ? source : culprit, epoch},
@@ -76,12 +76,12 @@ struct EpPacketReceiver {
   // False when the rank aborts; all lanes agree.
   CROSSDOCK_DEVICE bool receive(u32 source, u32 n, u32 part) const {
     const EpMessage& m = p.message;
-    const U32x4* from = places.row(source, n, s.view.rank) + part * m.part_packets();
+    const Packet* from = places.row(source, n, s.view.rank) + part * m.part_packets();
     const bool tail = part == m.parts();
     const u32 count = tail ? m.tail_words() : m.words_of(part) + m.scales_of(part);
     const u64 row = u64{source} * s.stride + n;
     for (u32 first = 0; first * kPacketWords < count; first += kEpPartPackets * kWarpSize) {
-      const U32x4* packets[kEpPartPackets];
+      const Packet* packets[kEpPartPackets];
       u32 wanted = 0;
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kEpPartPackets; ++j) {
@@ -89,32 +89,39 @@ struct EpPacketReceiver {
         packets[j] = from + i;
         if (i * kPacketWords < count) wanted |= 1u << j;
       }
-      U32x4 got[kEpPartPackets]{};
+      Packet got[kEpPartPackets]{};
       const bool came =
           wait_packets(s.common, {Phase::kSourceFlag, source, epoch}, packets, wanted, got);
       if (ptx::any(kFullMask, !came)) return false;
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kEpPartPackets; ++j) {
-        const u32 words[kPacketWords] = {got[j].x, got[j].y, got[j].z};
-        CROSSDOCK_UNROLL
-        for (u32 k = 0; k < kPacketWords; ++k) {
-          const u32 i = (first + lane + j * kWarpSize) * kPacketWords + k;
-          if (i < count) put(row, part, i, words[k]);
+        const u32 i = (first + lane + j * kWarpSize) * kPacketWords;
+        if (!tail && i < m.words_of(part)) {  // both words: rows are multiples of 16 bytes
+          put_pair(row, part, i, got[j]);
+          continue;
         }
+        CROSSDOCK_UNROLL
+        for (u32 k = 0; k < kPacketWords; ++k)
+          if (i + k < count) put(row, part, i + k, packet_word(got[j], k));
       }
     }
     return true;
   }
-  // Word `i` of a part, or of the tail.
+  CROSSDOCK_DEVICE u32* words_at(u64 row, u32 part, u32 i) const {
+    auto* to = reinterpret_cast<u32*>(output + s.output.rows + row * s.output.row_bytes);
+    return to + part * kEpPartWords + i;
+  }
+  CROSSDOCK_DEVICE void put_pair(u64 row, u32 part, u32 i, const Packet& packet) const {
+    ptx::st_weak(reinterpret_cast<U32x2*>(words_at(row, part, i)),
+                 U32x2{packet_word(packet, 0), packet_word(packet, 1)});
+  }
+  // Word `i` of a part that is not of its row, or of the tail.
   CROSSDOCK_DEVICE void put(u64 row, u32 part, u32 i, u32 word) const {
     const EpMessage& m = p.message;
     const EpOutputLayout& out = s.output;
     if (part < m.parts()) {
-      if (i >= m.words_of(part))
-        return put_scale(row, part * (kEpPartWords * 4 / kEpScaleGroup) + i - m.words_of(part),
-                         word);
-      auto* to = reinterpret_cast<u32*>(output + out.rows + row * out.row_bytes);
-      return ptx::st_weak(to + part * kEpPartWords + i, word);
+      const u32 scale = part * (kEpPartWords * 4 / kEpScaleGroup);
+      return put_scale(row, scale + i - m.words_of(part), word);
     }
     if (i < m.tail_scales()) return put_scale(row, i, word);
     i -= m.tail_scales();
@@ -154,13 +161,11 @@ CROSSDOCK_DEVICE void ep_packet_count(const EpPacketParams& p, u32 epoch, u32 ma
     const u32 choices = ptx::shuffle(kFullMask, rows, source) * m.top_k;
     for (u32 c = thread_index(); c < choices && ok; c += block_size()) {
       const u32 word = m.tail_scales() + c % m.top_k;
-      const U32x4* const packets[1] = {places.row(source, c / m.top_k, s.view.rank) +
-                                       m.parts() * m.part_packets() + word / kPacketWords};
-      U32x4 got[1]{};
+      const Packet* const packets[1] = {places.row(source, c / m.top_k, s.view.rank) +
+                                        m.parts() * m.part_packets() + word / kPacketWords};
+      Packet got[1]{};
       ok = wait_packets(s.common, {Phase::kSourceFlag, source, epoch}, packets, 1u, got);
-      const u32 words[kPacketWords] = {got[0].x, got[0].y, got[0].z};
-      const u32 k = word % kPacketWords;
-      const u32 expert = k == 0 ? words[0] : k == 1 ? words[1] : words[2];
+      const u32 expert = packet_word(got[0], word % kPacketWords);
       if (ok && expert < experts) ptx::red_add_shared(histogram + expert, 1u);
     }
     ptx::sync_warp(kFullMask);

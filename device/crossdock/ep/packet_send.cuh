@@ -29,15 +29,15 @@ struct EpPacketPlaces {
   u32 parity;
 
   CROSSDOCK_DEVICE u64 index(u32 source) const { return u64{parity} * view.world + source; }
-  CROSSDOCK_DEVICE U32x4* header(u32 source, u32 peer) const {
-    return view.at<U32x4>(areas.headers, peer) + index(source);
+  CROSSDOCK_DEVICE Packet* header(u32 source, u32 peer) const {
+    return view.at<Packet>(areas.headers, peer) + index(source);
   }
-  CROSSDOCK_DEVICE U32x4* row(u32 source, u32 n, u32 peer) const {
-    return view.at<U32x4>(areas.rows, peer) +
+  CROSSDOCK_DEVICE Packet* row(u32 source, u32 n, u32 peer) const {
+    return view.at<Packet>(areas.rows, peer) +
            (index(source) * areas.tokens + n) * areas.row_packets;
   }
-  CROSSDOCK_DEVICE U32x4* sum(u32 rank, u32 n, u32 peer) const {
-    return view.at<U32x4>(areas.sums, peer) + (index(rank) * areas.tokens + n) * areas.sum_packets;
+  CROSSDOCK_DEVICE Packet* sum(u32 rank, u32 n, u32 peer) const {
+    return view.at<Packet>(areas.sums, peer) + (index(rank) * areas.tokens + n) * areas.sum_packets;
   }
 };
 
@@ -168,7 +168,7 @@ struct EpPacketSender {
       u32* abort = &s.common.control->abort.value;
       header = EpHeader::give_up(abort_peer(ptx::atom_or_relaxed_gpu(abort, 0u)));
     }
-    if (talks_to(lane)) put_packet(places.header(s.view.rank, lane), epoch, header.value, 0, 0);
+    if (talks_to(lane)) put_packet(places.header(s.view.rank, lane), epoch, header.value, 0);
     if (!failed && lane < s.view.world)
       ptx::st_weak(reinterpret_cast<U32x2*>(s.result.routes + lane),
                    U32x2{mine, s.view.rank * s.stride});
@@ -211,12 +211,12 @@ struct EpPacketSender {
       take(words, count, [&](u32 i) { return ptx::ld_weak(from + i); });
     }
     const u32 begin = part * p.message.part_packets();
-    for_each_row(token, [&](u32, U32x4* packets) {
+    for_each_row(token, [&](u32, Packet* packets) {
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kEpPartPackets; ++j) {
         const u32 n = lane + j * kWarpSize;
         if (n * kPacketWords < count)
-          put_packet(packets + begin + n, epoch, words[j][0], words[j][1], words[j][2]);
+          put_packet(packets + begin + n, epoch, words[j][0], words[j][1]);
       }
     });
   }
@@ -246,7 +246,7 @@ struct EpPacketSender {
     const auto* scales =
         reinterpret_cast<const u32*>(s.input.scales + token * s.input.scale_stride);
     const u32 begin = m.parts() * m.part_packets();
-    for_each_row(token, [&](u32 to, U32x4* packets) {
+    for_each_row(token, [&](u32 to, Packet* packets) {
       const auto word = [&](u32 i) -> u32 {
         if (i < m.tail_scales()) return ptx::ld_weak(scales + i);
         i -= m.tail_scales();
@@ -265,7 +265,7 @@ struct EpPacketSender {
           const u32 i = n * kPacketWords + k;
           words[k] = i < m.tail_words() ? word(i) : 0;
         }
-        put_packet(packets + begin + n, epoch, words[0], words[1], words[2]);
+        put_packet(packets + begin + n, epoch, words[0], words[1]);
       }
     });
   }

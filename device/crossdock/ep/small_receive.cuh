@@ -7,7 +7,8 @@
 //   barrier
 //   ends of the sources, selections of the experts; the host is told
 //
-// Selections are added up while rows are on their way: the end of a launch is what it costs.
+// Selections are added up while rows are on their way: the end of a launch is what it costs. After
+// a header its source may still be waiting for a third rank, so all else has half a deadline more.
 // A source that is masked, or does not come and is masked now, has no rows here.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -45,7 +46,7 @@ struct EpSmallReceiver {
       for (u32 source = 0; source < b.world(); ++source) {
         if (!comes(source)) continue;
         u32 more = 0;
-        const Came came = wait_word(b.counts(source) + i, source, more);
+        const Came came = wait_word(b.counts(source) + i, {Phase::kSourceFlag, source}, more);
         if (came == Came::kAbort) return false;
         if (came == Came::kMasked) drop(source);
         if (came == Came::kYes) selections += more;
@@ -110,8 +111,12 @@ struct EpSmallReceiver {
     return Came::kAbort;
   }
   // An epoch word of `source`. A later epoch in its place means that the ranks have run apart.
-  CROSSDOCK_DEVICE Came wait_word(const u64* word, u32 source, u32& value) const {
-    const Expected expected{Phase::kEpochWord, source, b.epoch};
+  struct From {
+    Phase phase;
+    u32 source;
+  };
+  CROSSDOCK_DEVICE Came wait_word(const u64* word, const From& from, u32& value) const {
+    const Expected expected{from.phase, from.source, b.epoch};
     u64 seen = 0;
     const Came came = wait_or_mask(
         b.p.common, b.p.masking, expected, [&] { return seen = ptx::ld_relaxed_sys(word); },
@@ -125,7 +130,7 @@ struct EpSmallReceiver {
   CROSSDOCK_DEVICE Came wait_header(u32 source, EpHeader& header) const {
     Came came = Came::kYes;
     if (lane == 0) {
-      came = wait_word(b.header(source), source, header.value);
+      came = wait_word(b.header(source), {Phase::kEpochWord, source}, header.value);
       if (came == Came::kYes &&
           (header.given_up() || header.shape() != EpHeader::shape_of(b.p.output)))
         came = refuse(source, header);

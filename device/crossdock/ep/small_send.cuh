@@ -62,7 +62,7 @@ struct EpSmallWarp {
   // After the plan. False when the rank aborts. All lanes agree.
   CROSSDOCK_DEVICE bool run() {
     if (loaded == 0) return true;
-    bool ready = credit.wait();
+    bool ready = credit.wait([] {});
     while (ready && stored < loaded)
       ready = await() && move();
     if (!ready) give_up();

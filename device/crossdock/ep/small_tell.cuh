@@ -6,7 +6,7 @@
 //   warp 0: fence for the system, beside the loads of all others
 //   all: ids -> masks of destinations, selections of each expert -> barrier
 //   warp 0: free[rank] = epoch - 1 at all, unless combine has told
-//   free there? -> headers (warp 0), counts (all), routes (the last warp)
+//   free there? -> its header (warp 0); all free? -> counts (all), routes (the last warp)
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -27,18 +27,26 @@ struct EpSmallCredit {
   CROSSDOCK_DEVICE void look() {
     if (b.talks_to(destination)) seen = ptx::ld_acquire_sys(b.free_word(destination));
   }
-  // All that the destinations had in the slot before has been read there. kMasked: the lane's is
-  // masked. False when the rank aborts; the lanes agree.
-  CROSSDOCK_DEVICE bool wait() {
+  // All that the destinations had in the slot before has been read there; a lane calls `opened` as
+  // soon as its own is, whatever the others still wait for. False when the rank aborts; the lanes
+  // agree.
+  template <class Opened>
+  CROSSDOCK_DEVICE bool wait(const Opened& opened) {
     Came came = Came::kYes;
     if (b.talks_to(destination)) {
       const u32 uses = b.epoch - 1;
       const u32* word = b.free_word(destination);
-      if (static_cast<i32>(seen - uses) < 0)
+      const auto is_free = [&](u64 now) {
+        // This rank's own experts have come before in the stream.
+        if (destination != b.rank() && static_cast<i32>(static_cast<u32>(now) - uses) < 0)
+          return false;
+        opened();
+        return true;
+      };
+      if (!is_free(seen))
         came = wait_or_mask(
             b.p.common, b.p.masking, {Phase::kSlotFree, destination, uses},
-            [&] { return u64{ptx::ld_acquire_sys(word)}; },
-            [&](u64 now) { return static_cast<i32>(static_cast<u32>(now) - uses) >= 0; });
+            [&] { return u64{ptx::ld_acquire_sys(word)}; }, is_free);
       ptx::fence_proxy_async();
       open = came == Came::kYes;
     }
@@ -83,8 +91,12 @@ struct EpSmallTeller {
   // After the plan. False when the rank aborts; the lanes agree.
   CROSSDOCK_DEVICE bool run() {
     if (warp == 0) release();
-    if (!credit.wait()) return false;
-    if (warp == 0) tell_headers();
+    // A header must not wait for another destination, which may be gone: it is what a peer waits
+    // for first.
+    const bool opened = credit.wait([&] {
+      if (warp == 0) tell_header();
+    });
+    if (!opened) return false;
     if (warp == kConfig.warps - 1) write_routes();
     tell_counts();
     return true;
@@ -97,8 +109,7 @@ struct EpSmallTeller {
     if (b.talks_to(lane)) ptx::st_relaxed_sys(b.p.view.map(b.free_word(b.rank()), lane), uses);
     if (lane == 0) ptx::st_weak(&b.p.state->released.value, uses);
   }
-  CROSSDOCK_DEVICE void tell_headers() const {
-    if (!credit.open) return;
+  CROSSDOCK_DEVICE void tell_header() const {
     const EpHeader header = EpHeader::make(b.before(b.groups(), lane), b.p.send_blocks, b.p.output);
     put_epoch_word(b.p.view.map(b.header(b.rank()), lane), b.epoch, header.value);
   }

@@ -60,7 +60,9 @@ CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 masked, u32 epo
     if (lane == 0) ptx::st_weak(&p.small->released.value, uses);
     return;
   }
-  const u32 total = ptx::ld_weak(p.state->pulled + lane) + p.source_blocks[lane];
+  // Of all combines so far, also those that the lane's rank has been left out of: it makes up for
+  // them when it comes back (ep_mask).
+  const u32 total = epoch * p.source_blocks[lane];
   ptx::st_weak(p.state->pulled + lane, total);
   if (p.slot != kNoSlot) ptx::st_weak(&p.state->free_at[p.slot][lane], total);
 }

@@ -11,15 +11,17 @@
 //     counts of each block                 ------->    bases of its rows (ep/plan.cuh)
 //     rows, metadata                       ------->    the peer's output block
 //     arrivals[r] += 1 per block (release) ------->    its block 0 waits for all blocks of all
-//     ranks
+//     with masks: flags[r][block] = e                  ranks
 //
 // A rank is at most one epoch ahead of any other, since its launch ends after it has got something
 // from everyone; two parities of every word are therefore enough. The launch of e ends when all
 // rows of e are here: what follows in the stream may read them.
 //
 // With masks (`stride`) places are fixed by source, as in ep_small_dispatch, so that ranks need not
-// agree who is masked; a block then waits for counts of this rank only. With `masking.late` a rank
-// that does not come is masked; its rows and selections are left out.
+// agree who is masked; a block then waits for counts of this rank only, and each has a flag and
+// selections of its own, which carry the epoch instead of growing: so what was not sent to a masked
+// rank is not missed when it is let in again. With `masking.late` a rank that does not come is
+// masked; its rows and selections are left out, and it is not told that rows are there.
 //
 // A fault (an id out of range, a peer that does not come) ends the launch at every rank, with the
 // record at the rank that found it; rows may have been stored by then, but none has been delivered.
@@ -79,7 +81,7 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
   if (done && warp == 0 && lane_index() < p.view.world) {
     const u32 after = p.view.rank + lane_index();
     const u32 peer = after < p.view.world ? after : after - p.view.world;
-    if (block.talks_to(peer)) signal_counter(p.view.map(block.arrivals(p.view.rank), peer), 1);
+    if (block.talks_to(peer)) block.signal_rows(peer);
   }
   // Late, beside the signal: it takes longer, and nobody waits for it.
   if (thread_index() == kEpochThread) pass_epoch(&p.state->dispatch, block.epoch);

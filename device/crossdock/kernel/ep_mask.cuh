@@ -1,7 +1,18 @@
-// ep_mask: changes a rank's mask in the order of its stream and tells what it is. When a rank is
-// let in again, its counters here are taken as they are, since nobody has waited for them, and it
-// is told anew that the small slots here are free. Launch on any rank: grid = 1, block = 32
-// threads, no shared memory.
+// ep_mask: changes a rank's mask in the order of its stream and tells what it is. Launch on any
+// rank: grid = 1, block = 32 threads, no shared memory.
+//
+// Letting a rank in again: almost everything that ranks tell each other carries its epoch, so what
+// was not told meanwhile is not missed. Two kinds of words count from launch to launch instead; the
+// rank that writes them makes up for what it has left out, in memory of the other that nobody else
+// writes, so it does not matter which of the two lets the other in first, nor what either still
+// runs:
+//
+//   rank a                                              rank b
+//     pulled[a] = combines so far * blocks  ------->    a has read all that b had for it (nothing)
+//     released = 0: the next launch of each small
+//     slot tells anew what is free here     ------->    may store into the slots of a
+//
+// Both let the other in before the same dispatch, and have made the same calls until then.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,16 +21,11 @@
 
 namespace crossdock::device {
 
-// What rank `peer` has signalled so far is what it will be counted from.
-CROSSDOCK_DEVICE void ep_let_in(const EpMaskParams& p, u32 peer) {
-  const auto word = [&](u64 area) {
-    return ptx::ld_acquire_sys(p.view.at<u32>(area + peer * sizeof(PaddedWord)));
-  };
-  ptx::st_weak(p.state->arrived + peer, word(p.areas.arrivals));
-  const u32 pulled = word(p.areas.pulled);
-  ptx::st_weak(p.state->pulled + peer, pulled);
-  for (u32 slot = 0; slot <= kEpMaxSlots; ++slot)
-    ptx::st_weak(&p.state->free_at[slot][peer], pulled);
+// By the lane of `peer`: what this rank would have told it if it had not been masked.
+CROSSDOCK_DEVICE void ep_make_up(const EpMaskParams& p, u32 peer) {
+  const u32 combines = ptx::ld_relaxed_gpu(&p.state->combine.finished);
+  u32* pulled = p.view.at<u32>(p.areas.pulled + p.view.rank * sizeof(PaddedWord), peer);
+  ptx::st_release_sys(pulled, combines * p.combine_blocks);
 }
 
 namespace kernel {
@@ -35,7 +41,7 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
   ptx::sync_warp(kFullMask);
   if (p.told != nullptr && lane < p.view.world)
     ptx::st_weak(p.told + lane, is_masked(after, lane) ? 1 : 0);
-  if (lane < p.view.world && is_masked(back, lane)) ep_let_in(p, lane);
+  if (lane < p.view.world && is_masked(back, lane)) ep_make_up(p, lane);
   if (lane < p.slots && back != 0) ptx::st_weak(&p.small[lane]->released.value, 0u);
   if (lane != 0 || after == before) return;
   ptx::st_relaxed_gpu(&p.mask->ranks, after);

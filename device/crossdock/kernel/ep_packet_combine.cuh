@@ -24,6 +24,8 @@ namespace crossdock::device {
 
 struct EpPacketCombine {
   static constexpr u32 kPart = EpMessage::packets_in(kEpPartWords);
+  static constexpr u32 kRanksAtOnce = 4;
+  using Sums = float[kEpSumPackets][kPacketWords][2];
   const EpPacketCombineParams& p;
   u32 epoch;
   u32 masked;
@@ -67,7 +69,7 @@ struct EpPacketCombine {
     }
     // A rank that has nothing from here is to know that this rank has come so far.
     if (warp == 0 && lane < p.view.world && talks_to(lane))
-      put_packet(places.header(p.view.rank, lane) + headers(), epoch, rows, 0, 0);
+      put_packet(places.header(p.view.rank, lane) + headers(), epoch, rows, 0);
   }
   // Combine has headers of its own, behind those of dispatch.
   CROSSDOCK_DEVICE u64 headers() const { return u64{2} * p.view.world; }
@@ -77,20 +79,19 @@ struct EpPacketCombine {
                                        : reinterpret_cast<const u32*>(p.rows) + row * p.row_words +
                                              part * kEpPartWords;
     const u32 count = words_of(part);
-    U32x4* to = places.sum(p.view.rank, n, source) + part * kPart;
-    u32 words[kEpPartPackets][kPacketWords];
+    Packet* to = places.sum(p.view.rank, n, source) + part * kPart;
+    u32 words[kEpSumPackets][kPacketWords];
     CROSSDOCK_UNROLL
-    for (u32 j = 0; j < kEpPartPackets; ++j)
+    for (u32 j = 0; j < kEpSumPackets; ++j)
       CROSSDOCK_UNROLL
     for (u32 k = 0; k < kPacketWords; ++k) {
       const u32 i = (lane + j * kWarpSize) * kPacketWords + k;
       words[j][k] = i < count ? ptx::ld_weak(from + i) : 0;
     }
     CROSSDOCK_UNROLL
-    for (u32 j = 0; j < kEpPartPackets; ++j) {
+    for (u32 j = 0; j < kEpSumPackets; ++j) {
       const u32 i = lane + j * kWarpSize;
-      if (i * kPacketWords < count)
-        put_packet(to + i, epoch, words[j][0], words[j][1], words[j][2]);
+      if (i * kPacketWords < count) put_packet(to + i, epoch, words[j][0], words[j][1]);
     }
   }
 
@@ -110,42 +111,57 @@ struct EpPacketCombine {
   CROSSDOCK_DEVICE bool wait_headers() const {
     bool came = true;
     if (lane < p.view.world && talks_to(lane)) {
-      const U32x4* const packets[1] = {places.header(lane, p.view.rank) + headers()};
-      U32x4 got[1]{};
+      const Packet* const packets[1] = {places.header(lane, p.view.rank) + headers()};
+      Packet got[1]{};
       came = wait_packets(p.common, {Phase::kEpochWord, lane, epoch}, packets, 1u, got);
     }
     return !ptx::any(kFullMask, !came);
+  }
+  // The part as it comes from the next few ranks of `left`, which are taken out of it: all polled
+  // at once, added in their order.
+  CROSSDOCK_DEVICE bool add_some(Sums& sums, u32& left, u32 route, u32 token, u32 part) const {
+    const u32 count = words_of(part);
+    const Packet* packets[kRanksAtOnce * kEpSumPackets];
+    u32 ranks = 0;  // a byte each
+    u32 wanted = 0;
+    CROSSDOCK_UNROLL
+    for (u32 r = 0; r < kRanksAtOnce; ++r) {
+      const bool any = left != 0;
+      const u32 rank = any ? lowest_bit(left) : 0;
+      left &= left - (any ? 1u : 0u);
+      const u32 n = popcount(ptx::shuffle(kFullMask, route, rank) & ((1u << token) - 1));
+      const Packet* from = places.sum(rank, n, p.view.rank) + part * kPart;
+      ranks |= rank << 8 * r;
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kEpSumPackets; ++j) {
+        packets[r * kEpSumPackets + j] = from + lane + j * kWarpSize;
+        if (any && (lane + j * kWarpSize) * kPacketWords < count)
+          wanted |= 1u << (r * kEpSumPackets + j);
+      }
+    }
+    Packet got[kRanksAtOnce * kEpSumPackets]{};
+    const bool came =
+        wait_packets(p.common, {Phase::kEpochWord, kNoPeer, epoch}, packets, wanted, got,
+                     [&](u32 i) { return ranks >> 8 * (i / kEpSumPackets) & 0xffu; });
+    if (ptx::any(kFullMask, !came)) return false;
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < kRanksAtOnce * kEpSumPackets; ++i) {
+      if ((wanted >> i & 1u) == 0) continue;
+      CROSSDOCK_UNROLL
+      for (u32 k = 0; k < kPacketWords; ++k)
+        accumulate(sums[i % kEpSumPackets][k], packet_word(got[i], k), part == parts());
+    }
+    return true;
   }
   // `route`: the tokens of this rank that the lane's rank had, a bit each.
   CROSSDOCK_DEVICE bool add(u32 route, u32 token, u32 part) const {
     const bool weights = part == parts();
     const u32 count = words_of(part);
-    float sums[kEpPartPackets][kPacketWords][2]{};
+    Sums sums{};
     if (!weights) add_biases(sums, token, part, count);
-    for (u32 left = ptx::ballot(kFullMask, (route >> token & 1u) != 0); left != 0;
-         left &= left - 1) {
-      const u32 rank = lowest_bit(left);
-      const u32 n = popcount(ptx::shuffle(kFullMask, route, rank) & ((1u << token) - 1));
-      const U32x4* from = places.sum(rank, n, p.view.rank) + part * kPart;
-      const U32x4* packets[kEpPartPackets];
-      u32 wanted = 0;
-      CROSSDOCK_UNROLL
-      for (u32 j = 0; j < kEpPartPackets; ++j) {
-        packets[j] = from + lane + j * kWarpSize;
-        if ((lane + j * kWarpSize) * kPacketWords < count) wanted |= 1u << j;
-      }
-      U32x4 got[kEpPartPackets]{};
-      const bool came =
-          wait_packets(p.common, {Phase::kEpochWord, rank, epoch}, packets, wanted, got);
-      if (ptx::any(kFullMask, !came)) return false;
-      CROSSDOCK_UNROLL
-      for (u32 j = 0; j < kEpPartPackets; ++j) {
-        const u32 words[kPacketWords] = {got[j].x, got[j].y, got[j].z};
-        CROSSDOCK_UNROLL
-        for (u32 k = 0; k < kPacketWords; ++k)
-          accumulate(sums[j][k], words[k], weights);
-      }
-    }
+    u32 left = ptx::ballot(kFullMask, (route >> token & 1u) != 0);
+    while (left != 0)
+      if (!add_some(sums, left, route, token, part)) return false;
     store(sums, token, part, count);
     return true;
   }
@@ -158,15 +174,14 @@ struct EpPacketCombine {
     sum[0] += two.lo;
     sum[1] += two.hi;
   }
-  CROSSDOCK_DEVICE void add_biases(float (&sums)[kEpPartPackets][kPacketWords][2], u32 token,
-                                   u32 part, u32 count) const {
+  CROSSDOCK_DEVICE void add_biases(Sums& sums, u32 token, u32 part, u32 count) const {
     for (u32 b = 0; b < 2; ++b) {
       if (p.output.bias[b] == nullptr) continue;
       const auto* from =
           reinterpret_cast<const u32*>(p.output.bias[b] + token * p.output.bias_stride[b]) +
           part * kEpPartWords;
       CROSSDOCK_UNROLL
-      for (u32 j = 0; j < kEpPartPackets; ++j)
+      for (u32 j = 0; j < kEpSumPackets; ++j)
         CROSSDOCK_UNROLL
       for (u32 k = 0; k < kPacketWords; ++k) {
         const u32 i = (lane + j * kWarpSize) * kPacketWords + k;
@@ -174,20 +189,26 @@ struct EpPacketCombine {
       }
     }
   }
-  CROSSDOCK_DEVICE void store(const float (&sums)[kEpPartPackets][kPacketWords][2], u32 token,
-                              u32 part, u32 count) const {
+  CROSSDOCK_DEVICE void store(const Sums& sums, u32 token, u32 part, u32 count) const {
     const bool weights = part == parts();
     u32* to = weights ? reinterpret_cast<u32*>(p.output.weights + u64{token} * p.top_k)
                       : reinterpret_cast<u32*>(p.output.rows + token * p.output.row_stride) +
                             part * kEpPartWords;
     CROSSDOCK_UNROLL
-    for (u32 j = 0; j < kEpPartPackets; ++j)
+    for (u32 j = 0; j < kEpSumPackets; ++j) {
+      const u32 i = (lane + j * kWarpSize) * kPacketWords;
+      u32 words[kPacketWords];
       CROSSDOCK_UNROLL
-    for (u32 k = 0; k < kPacketWords; ++k) {
-      const u32 i = (lane + j * kWarpSize) * kPacketWords + k;
-      if (i >= count) continue;
-      ptx::st_weak(to + i, weights ? bit_cast<u32>(sums[j][k][0])
-                                   : ptx::bf16x2_from_f32(sums[j][k][0], sums[j][k][1]));
+      for (u32 k = 0; k < kPacketWords; ++k)
+        words[k] = weights ? bit_cast<u32>(sums[j][k][0])
+                           : ptx::bf16x2_from_f32(sums[j][k][0], sums[j][k][1]);
+      if (!weights && i < count) {
+        ptx::st_weak(reinterpret_cast<U32x2*>(to + i), U32x2{words[0], words[1]});
+        continue;
+      }
+      CROSSDOCK_UNROLL
+      for (u32 k = 0; k < kPacketWords; ++k)
+        if (i + k < count) ptx::st_weak(to + i + k, words[k]);
     }
   }
 };

@@ -64,6 +64,8 @@ CROSSDOCK_DEVICE void ep_small_send(EpSmallBlock<kConfig>& block) {
   if (done && warp == 0) {
     // The rows of all warps, which the barrier has handed over, before the flags.
     ptx::fence_acq_rel_sys();
+    // A rank that has been masked meanwhile, perhaps by a warp of this block, may lack rows.
+    if (p.masking.late) block.masked |= masked_ranks(p.masking);
     if (block.talks_to(lane_index()))
       ptx::st_relaxed_sys(p.view.map(block.flags(p.view.rank) + block_index(), lane_index()),
                           block.epoch);
@@ -113,7 +115,8 @@ CROSSDOCK_DEVICE void ep_small_receive(EpSmallBlock<kConfig>& block) {
   ptx::sync_warp(kFullMask);
   const u32 warp = ptx::uniform(warp_index());
   if (all.any(!receiver.wait_headers(warp))) return;
-  const bool came = receiver.add_experts();
+  // The lanes of a warp leave together: what follows are votes of theirs.
+  const bool came = !ptx::any(kFullMask, !receiver.add_experts());
   ptx::sync_warp(kFullMask);
   if (all.any(!came || !receiver.wait_flags(warp))) return;
   // The selections of a source that has been masked meanwhile do not count.

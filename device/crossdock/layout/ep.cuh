@@ -116,46 +116,51 @@ CROSSDOCK_HOST_DEVICE constexpr u32 ep_quads(u32 world) {
 
 // Offsets in every rank's window. [2] is the parity of the epoch.
 struct EpAreas {
-  u64 counts;         // [2][source][most_blocks][quads] tagged words
-  u64 ends;           // [2][source] tagged words: the end of the source's rows here
-  u64 outputs;        // [2][destination] announced words: where its rows go, an offset
+  u64 counts;   // [2][source][most_blocks][quads] tagged words
+  u64 ends;     // [2][source] tagged words: the end of the source's rows here
+  u64 outputs;  // [2][destination] announced words: where its rows go, an offset
+  // Without masks. Both grow from launch to launch, so nobody may be left out of one.
   u64 arrivals;       // [source] padded words: blocks whose rows have all arrived
-  u64 expert_totals;  // [2][total_sources][local expert]: selections that arrived, in all epochs of
-                      // the parity
+  u64 expert_totals;  // [2][local expert]: selections that arrived, in all epochs of the parity
+  // With masks. Both carry their epoch, so a rank that comes back needs nothing made up for.
+  u64 block_flags;    // [source][most_blocks] epochs: the rows of the block have arrived
+  u64 block_experts;  // [2][source][most_blocks][local expert] epoch words: the block's selections
   u64 inputs;         // [2][destination] announced words: where its expert outputs are, an offset
   u64 pulled;         // [source] padded words: blocks that have read all they need
   u32 most_blocks;    // of any rank
   u32 most_experts;   // of any rank
-  u32 total_sources;  // 1: totals of all sources together; world: of each, so that one can be left
-                      // out
 };
 CROSSDOCK_HOST_DEVICE constexpr EpAreas add_ep(SymmetricLayout& layout, u32 world, u32 experts,
                                                u32 most_blocks, bool masks = false) {
   EpAreas out{};
   out.most_blocks = most_blocks;
-  out.total_sources = masks ? world : 1;
   out.most_experts = EpExperts::make(experts, world).most();
   out.counts = layout.add("ep.counts", u64{2} * world * most_blocks * ep_quads(world) * 8);
   out.ends = layout.add("ep.ends", u64{2} * world * 8);
   out.outputs = layout.add("ep.outputs", u64{2} * world * 8);
-  out.arrivals = layout.add("ep.arrivals", u64{world} * sizeof(PaddedWord));
-  out.expert_totals =
-      layout.add("ep.expert_totals", u64{2} * out.total_sources * out.most_experts * 4);
+  if (masks) {
+    const u64 blocks = u64{world} * most_blocks;
+    out.block_flags = layout.add("ep.block_flags", blocks * 4);
+    out.block_experts = layout.add("ep.block_experts", 2 * blocks * out.most_experts * 8);
+  } else {
+    out.arrivals = layout.add("ep.arrivals", u64{world} * sizeof(PaddedWord));
+    out.expert_totals = layout.add("ep.expert_totals", u64{2} * out.most_experts * 4);
+  }
   out.inputs = layout.add("ep.inputs", u64{2} * world * 8);
   out.pulled = layout.add("ep.pulled", u64{world} * sizeof(PaddedWord));
   return out;
 }
 
 // What a rank keeps between launches, in its device memory; zero before the first launch and after
-// a reset. Followed in memory by `expert_previous`, [2][total_sources][most_experts] words.
+// a reset.
 struct EpState {
   EpochState dispatch;
   EpochState combine;
   PaddedWord pool[2];          // tokens taken out of the common pool, by parity
   PaddedWord tickets[2];       // tokens taken by combine, by parity
   PaddedWord send_tickets[2];  // rows taken by those that push, by parity
-  u32 arrived[kEpMaxRanks];    // blocks of each source, of all epochs so far
-  u32 pulled[kEpMaxRanks];     // blocks that have pulled from here, of all epochs so far
+  u32 arrived[kEpMaxRanks];    // without masks: blocks of each source, of all epochs so far
+  u32 pulled[kEpMaxRanks];     // blocks that will have pulled from here after the last combine
   // `pulled` at which the slot's input is free again; the last is the transit.
   u32 free_at[kEpMaxSlots + 1][kEpMaxRanks];
   u32 verdicts[kEpMaxRanks];  // of combine with late masks: 2 * epoch, and 1 if the rank came

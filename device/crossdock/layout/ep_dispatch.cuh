@@ -142,7 +142,7 @@ struct EpDispatchParams {
   EpDispatchResult result;
   EpStatistics statistics;
   EpState* state;
-  u32* expert_previous;  // [2][total_sources][most_experts]
+  u32* expert_previous;  // [2][most_experts]; without masks
   EpMasking masking;
   u32 stride;  // with masks: places from source to source; 0: rows lie one after the other
   u8 source_blocks[kEpMaxRanks];

@@ -10,8 +10,9 @@
 namespace crossdock::device {
 
 inline constexpr u32 kEpMaxPacketTokens = 32;  // of a rank: a lane each
-inline constexpr u32 kEpPartWords = 256;       // of a row in one part: what a warp takes
+inline constexpr u32 kEpPartWords = 128;       // of a row in one part: what a warp takes
 inline constexpr u32 kEpPartPackets = 3;       // of a part, of a lane
+inline constexpr u32 kEpSumPackets = 2;        // of a part of a sum, which has no scales
 
 // One row in packets: its parts, then what goes with it. With a cast the scales of a part follow
 // its values, else all scales are in the tail.
@@ -38,9 +39,11 @@ struct EpMessage {
   CROSSDOCK_HOST_DEVICE constexpr u32 packets() const {
     return parts() * part_packets() + packets_in(tail_words());
   }
-  CROSSDOCK_HOST_DEVICE static constexpr u32 packets_in(u32 words) { return ceil_div(words, 3u); }
+  CROSSDOCK_HOST_DEVICE static constexpr u32 packets_in(u32 words) { return ceil_div(words, 2u); }
 };
-static_assert(kEpPartPackets * kWarpSize * 3 >= kEpPartWords + 8, "a lane has room for its part");
+static_assert(kEpPartPackets * kWarpSize * 2 >= kEpPartWords + kEpPartWords * 4 / kEpScaleGroup,
+              "a warp has room for its part and the scales");
+static_assert(kEpSumPackets * kWarpSize * 2 == kEpPartWords);
 
 // Of one slot: offsets in every rank's window. [2] is the parity of the epoch.
 struct EpPacketAreas {

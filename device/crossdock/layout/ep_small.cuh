@@ -124,7 +124,8 @@ struct EpMaskParams {
   SymmetricView view;
   EpAreas areas;
   EpState* state;
-  u32 slots;  // small ones
+  u32 combine_blocks;  // of this rank
+  u32 slots;           // small ones
   EpSmallState* small[kEpMaxSmallSlots];
 };
 

@@ -109,32 +109,13 @@ CROSSDOCK_PTX_STRONG(sys, kSys)
 #undef CROSSDOCK_PTX_STRONG
 // clang-format on
 
-// 16 bytes as one strong access: whoever reads them sees all of a store or nothing of it.
-#if CROSSDOCK_ON_GPU
-CROSSDOCK_DEVICE U32x4 ld_relaxed_sys(const U32x4* p) {
-  u64 low, high;
-  asm volatile(
-      "{\n.reg .b128 v;\n"
-      "ld.relaxed.sys.global.b128 v, [%2];\n"
-      "mov.b128 {%0, %1}, v;\n}"
-      : "=l"(low), "=l"(high)
-      : "l"(p)
-      : "memory");
-  return {static_cast<u32>(low), static_cast<u32>(low >> 32), static_cast<u32>(high),
-          static_cast<u32>(high >> 32)};
-}
-CROSSDOCK_DEVICE void st_relaxed_sys(U32x4* p, U32x4 v) {
-  asm volatile(
-      "{\n.reg .b128 v;\n"
-      "mov.b128 v, {%1, %2};\n"
-      "st.relaxed.sys.global.b128 [%0], v;\n}" ::"l"(p),
-      "l"(u64{v.y} << 32 | v.x), "l"(u64{v.w} << 32 | v.z)
-      : "memory");
-}
-#else
-CROSSDOCK_PTX_LOAD(ld_relaxed_sys, U32x4, "r", "", kRelaxed, kSys)
-CROSSDOCK_PTX_STORE(st_relaxed_sys, U32x4, "r", "", kRelaxed, kSys)
-#endif
+// Two strong accesses of 8 bytes by one instruction: each is whole by itself, and whoever reads
+// them may see the one without the other. GPUs do show 16 bytes apart.
+struct alignas(16) U64x2 {
+  u64 x, y;
+};
+CROSSDOCK_PTX_LOAD2(ld_relaxed_sys, U64x2, "l", "ld.relaxed.sys.global.v2.u64", kRelaxed, kSys)
+CROSSDOCK_PTX_STORE2(st_relaxed_sys, U64x2, "l", "st.relaxed.sys.global.v2.u64", kRelaxed, kSys)
 
 #undef CROSSDOCK_PTX_LOAD
 #undef CROSSDOCK_PTX_LOAD2

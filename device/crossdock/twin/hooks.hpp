@@ -65,7 +65,8 @@ struct Access {
 // Global (own rank, peer rank, attached) or shared memory, 1, 2, 4 or 8 bytes, naturally aligned.
 std::uint64_t load(const void* p, unsigned bytes, Access access, Site site);
 void store(void* p, std::uint64_t value, unsigned bytes, Access access, Site site);
-// 16 or 32 bytes. Atomic as a whole only per 16 bytes, and only if kWeak is not used.
+// 16 or 32 bytes. If kWeak is not used, each 8 bytes are an access by itself: others may see some
+// of them and not the rest, in any order.
 void load_vector(const void* p, void* out, unsigned bytes, Access access, Site site);
 void store_vector(void* p, const void* in, unsigned bytes, Access access, Site site);
 

@@ -270,9 +270,13 @@ class CROSSDOCK_API Group {
 
   // Goes on without `peer`, or with it again, in the order of the stream; by default nobody is
   // masked. A masked rank is sent nothing and not waited for; combine adds up what the others have.
-  // Ranks need not agree. A rank may be let in again when it has made the same calls meanwhile;
-  // else the group needs a reset(). kInvalidArgument for the rank itself, which also means that not
-  // all can be masked.
+  // Ranks need not agree.
+  //
+  // Letting in again: both ranks let the other in before the same dispatch (whichever first, and
+  // whatever either still runs), have made the same calls meanwhile, fewer than 65,000, and have no
+  // half of a call open. A rank that is let in and does not let in is waited for as one that does
+  // not come. One that has missed calls needs a reset() of the group. kInvalidArgument for the rank
+  // itself, which also means that not all can be masked, and between the halves of a combine.
   Result<> mask(std::uint32_t rank, std::uint32_t peer, bool masked, StreamPtr stream = nullptr);
   // Nobody is masked from then on.
   Result<> clear_mask(std::uint32_t rank, StreamPtr stream = nullptr);

@@ -54,9 +54,9 @@ struct Options {
   std::uint32_t small_slots = 2;
   // Blocks that send in a small dispatch, at most 32; no more than there are tokens. 0: 16.
   std::uint32_t small_sms = 0;
-  // At most 8 of the few tokens travel in packets of 16 bytes. Right in the twin, but not proven on
-  // GPUs: see docs/design/ep.md before it is switched on.
-  bool small_packets = false;
+  // At most 8 of the few tokens travel in packets that are valid by themselves instead of by bulk
+  // stores and flags, which takes more bytes and fewer waits. Not with mask_late.
+  bool small_packets = true;
   // Bytes of each rank's window for outputs that the caller provides (Group::user_memory).
   std::uint64_t user_bytes = 0;
   // Blocks, which is SMs, of a dispatch and of a combine. 0: as many as fill the wire, see

@@ -1,6 +1,8 @@
 // The path for few tokens on real GPUs: payloads and sizes against the reference, graphs replayed
 // with changing routing, both paths in one captured loop, two batches on two streams, long runs.
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstdio>
 #include <gmock/gmock.h>
 
 #include "cuda/graph.hpp"
@@ -159,6 +161,40 @@ TEST_F(EpGpu, ARankThatDoesNotComeIsMasked) {
         ASSERT_NO_FATAL_FAILURE(r.check(handle, EpReference(c, seen))) << "turn " << turn;
     }
     EXPECT_EQ(r.group().masked(0, ep_soon()).value(), 1u << gone);
+  }
+}
+// Decode steps in graphs, far ahead of the host, in packets and by flags: up to a million replays,
+// or as many as fit into the time. A stall is a fault at its deadline; every so often all of them
+// get other tokens and routings, and what comes back is compared.
+TEST_F(EpGpu, AMillionReplaysOfAStepWithoutAStall) {
+  using Clock = std::chrono::steady_clock;
+  constexpr u32 kReplays = 500'000, kAtATime = 5'000;
+  for (const u32 tokens : {2u, 12u}) {
+    EpCase c = few(identity_case(world_, tokens));
+    c.overlap = true;
+    c.host_counts = false;
+    EpGroupRig r = rig(c);
+    r.load(finite_inputs(c, 1));
+    std::vector<cuda::Graph> graphs;
+    for (const u32 rank : r.group().local_ranks()) {
+      auto capture = cuda::Capture::begin(*r.rank(rank).device().stream()).value();
+      ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
+      graphs.push_back(capture.finish().value());
+    }
+    const auto start = Clock::now();
+    u32 replays = 0;
+    for (u32 seed = 1; replays < kReplays && Clock::now() - start < std::chrono::seconds(18);
+         ++seed, replays += kAtATime) {
+      const EpInputs inputs = finite_inputs(c, seed);
+      r.load(inputs);
+      for (u32 i = 0; i < kAtATime; ++i)
+        for (u32 rank = 0; rank < graphs.size(); ++rank)
+          ASSERT_TRUE(
+              graphs[rank].launch(*r.rank(r.group().local_ranks()[rank]).device().stream()).ok());
+      ASSERT_NO_FATAL_FAILURE(r.synchronize()) << "after " << replays << " replays";
+      ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "after " << replays << " replays";
+    }
+    std::printf("  %u tokens: %u replays\n", tokens, replays);
   }
 }
 // Dispatches alone, far ahead of the host and of each other: nobody overwrites what is still read.

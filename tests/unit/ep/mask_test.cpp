@@ -119,6 +119,23 @@ TEST(EpMasks, ARankThatDoesNotComeIsMaskedByTheKernel) {
     ASSERT_NO_FATAL_FAILURE(round(rig, c, path, 2, 2));
   }
 }
+TEST(EpMasks, NobodyIsLetInBetweenTheHalvesOfACombine) {
+  for (const auto& [tokens, path] : kPaths) {
+    const EpCase c = mask_case(2, tokens);
+    EpGroupRig rig = masking_rig(c);
+    rig.load(EpInputs(c, 1));
+    std::vector<ep::Handle> handles;
+    for (u32 r = 0; r < 2; ++r)
+      handles.push_back(rig.group().dispatch(r, rig.tokens(r), {.path = path}).value());
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().combine_send(handles[0])));
+    const auto refused = rig.group().clear_mask(0);
+    ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_THAT(refused.error().message, HasSubstr("waits for its combine_receive()"));
+    // To mask one is no such thing.
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().mask(0, 1, true)));
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().mask(1, 0, true)));
+  }
+}
 TEST(EpMasks, MistakesAreRefused) {
   const EpCase c{.world = 2, .max_tokens = 4, .fixed = true};
   EpGroupRig rig = masking_rig(c);

@@ -254,6 +254,34 @@ TEST(TwinLitmus, ReadersMayDisagreeOnTheOrderOfWritesUnlessTheyFence) {
   EXPECT_EQ(count(independent_reads(Place::kRank, Scope::kGpu, true)), 0u);
 }
 
+// ---- sixteen bytes at once --------------------------------------------------------------------
+
+// A strong vector store read by a strong vector load: `bad` of what the four words show, a bit
+// each.
+Litmus vector_access(const std::function<bool(u32 seen)>& bad) {
+  return {Place::kWorld, 2,
+          [](const Vars& vars, u32 thread, u32 round) {
+            u32 words[4] = {1, 1, 1, 1};
+            if (thread == 0)
+              return hk::store_vector(vars.v(0, round), words, 16, relaxed(Scope::kSys),
+                                      Site::here());
+            hk::load_vector(vars.v(0, round), words, 16, relaxed(Scope::kSys), Site::here());
+            result(vars, 0, round, words[0] | words[1] << 1 | words[2] << 2 | words[3] << 3);
+          },
+          [=](const Vars& vars, u32 round) { return bad(got(vars, 0, round)); }};
+}
+
+TEST(TwinLitmus, SixteenBytesMayBeSeenApartAndEightNever) {
+  SKIP_UNDER_TSAN();
+  EXPECT_GT(count(vector_access([](u32 seen) { return seen == 0b0011; })), 0u);
+  EXPECT_GT(count(vector_access([](u32 seen) { return seen == 0b1100; })), 0u);
+  EXPECT_GT(count(vector_access([](u32 seen) { return seen == 0b1111; })), 0u);
+  EXPECT_EQ(count(vector_access([](u32 seen) {
+              return (seen & 3) == 1 || (seen & 3) == 2 || seen >> 2 == 1 || seen >> 2 == 2;
+            })),
+            0u);
+}
+
 // ---- coherence and cumulativity -------------------------------------------------------------
 
 TEST(TwinLitmus, ReadsOfOneWordNeverGoBack) {
