@@ -44,6 +44,8 @@ constexpr std::array kSettings = {
             "Kernels compiled side by side; 0 is one a CPU, at most 8."},
     Setting{"log.level", kString, "info", "",
             "Level, or levels by component: `warn,transport.tcp=debug`.", "CROSSDOCK_LOG"},
+    Setting{"symm.share_gpus", kBool, "false", "",
+            "Let ranks share GPUs, for tests with more ranks than GPUs: their kernels must fit together."},
     Setting{"trace.events_per_thread", kInt, "65536", "64..16777216",
             "Newest trace events kept for each thread; older ones are dropped."},
     Setting{"trace.file", kString, "", "",

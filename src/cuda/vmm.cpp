@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <fmt/format.h>
 #include <iterator>
+#include <set>
 #include <vector>
 
 namespace crossdock::cuda {
@@ -214,7 +215,8 @@ Result<void> AddressRange::set_access(std::size_t offset, std::span<const int> d
   if (found == mapped_.end())
     return make_error(Code::kNotFound, fmt::format("nothing is mapped at offset {}", offset));
   std::vector<AccessDesc> access;
-  for (const int device : devices)
+  // Ranks that share a GPU name it each; the driver wants each once.
+  for (const int device : std::set<int>(devices.begin(), devices.end()))
     access.push_back({{LocationType::kDevice, device}, AccessFlags::kReadWrite});
   CROSSDOCK_TRY(guard, context_.enter());
   CROSSDOCK_CUDA(context_.driver(),

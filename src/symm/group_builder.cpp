@@ -68,7 +68,8 @@ GroupBuilder::GroupBuilder(const GroupOptions& options, const device::SymmetricL
       group_(made_.get()) {
   group_->driver_ = driver;
   GroupOptions& own = group_->options_;
-  if (own.ranks.empty() && !own.exchange && !own.place)
+  placed_in_order_ = own.ranks.empty() && !own.exchange && !own.place;
+  if (placed_in_order_)
     for (u32 r = 0; r < std::min(own.world, kMaxWorld); ++r)
       own.ranks.push_back({.rank = r, .device = static_cast<int>(r)});
   std::sort(own.ranks.begin(), own.ranks.end(),
@@ -94,6 +95,16 @@ Result<> GroupBuilder::check_options() const {
   return check_ranks(options);
 }
 
+// Ranks for which there is no GPU go round those that there are, where that is allowed.
+Result<> GroupBuilder::share_gpus() {
+  CROSSDOCK_TRY(config, base::Config::load());
+  if (!config.boolean("symm.share_gpus")) return {};
+  CROSSDOCK_TRY(count, cuda::device_count(*group_->driver_));
+  for (LocalRank& local : group_->options_.ranks)
+    if (count > 0) local.device %= count;
+  return {};
+}
+
 Result<> GroupBuilder::open_devices() {
   const GroupOptions& options = group_->options_;
   for (const LocalRank& local : options.ranks)
@@ -104,6 +115,7 @@ Result<> GroupBuilder::open_devices() {
     CROSSDOCK_TRY(driver, cuda::Driver::load({.library = config.string("cuda.driver")}));
     group_->driver_ = driver;
   }
+  if (placed_in_order_) CROSSDOCK_CHECK_OK(share_gpus());
   for (const LocalRank& local : options.ranks) {
     current_rank_ = local.rank;
     CROSSDOCK_TRY(device, make_gpu_device(*group_->driver_, local.device));

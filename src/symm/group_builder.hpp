@@ -35,6 +35,7 @@ class GroupBuilder {
   Result<> begin();
   Result<> check_options() const;
   Result<> open_devices();
+  Result<> share_gpus();
   [[nodiscard]] message::Proposal proposal(const Result<>& begun) const;
   // After the agreement.
   Result<> allocate();
@@ -56,7 +57,8 @@ class GroupBuilder {
   message::Roster roster_;
   std::unique_ptr<WindowPassing> passing_;
   Descriptors descriptors_;
-  u32 current_rank_ = 0;  // what is being worked on, for errors
+  u32 current_rank_ = 0;          // what is being worked on, for errors
+  bool placed_in_order_ = false;  // nobody said which rank is on which GPU
 };
 
 }  // namespace crossdock::symm

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdlib>
 #include <filesystem>
 #include <gtest/gtest.h>
 #include <string>
@@ -21,6 +22,7 @@ inline Result<const cuda::Driver*> load_gpu_driver() {
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    if (std::getenv("GPU_TEST_RANKS") != nullptr) ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     const auto driver = load_gpu_driver();
     if (!driver.ok()) GTEST_SKIP() << "no GPU: " << driver.error().message;
     driver_ = *driver;
@@ -28,6 +30,14 @@ class GpuTest : public ::testing::Test {
   }
   [[nodiscard]] cuda::Context context(int ordinal = 0) const {
     return cuda::Context::primary(*driver_, ordinal).value();
+  }
+  // Of groups in this process: one a GPU, or GPU_TEST_RANKS, which may share GPUs then. Their
+  // kernels wait for each other, so each has a queue of the device to itself.
+  [[nodiscard]] int num_ranks() const {
+    const char* const wanted = std::getenv("GPU_TEST_RANKS");
+    if (wanted == nullptr) return num_gpus_;
+    ::setenv("CROSSDOCK_SYMM_SHARE_GPUS", "true", 1);
+    return std::atoi(wanted);
   }
   const cuda::Driver* driver_ = nullptr;
   int num_gpus_ = 0;

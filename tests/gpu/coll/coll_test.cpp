@@ -30,8 +30,8 @@ class CollGpu : public GpuTest {
   }
   [[nodiscard]] std::vector<u32> worlds() const {
     std::vector<u32> all{1};
-    if (num_gpus_ >= 2) all.push_back(2);
-    if (num_gpus_ > 2) all.push_back(static_cast<u32>(num_gpus_));
+    if (num_ranks() >= 2) all.push_back(2);
+    if (num_ranks() > 2) all.push_back(static_cast<u32>(num_ranks()));
     return all;
   }
 };
@@ -53,7 +53,7 @@ TEST_F(CollGpu, EveryCallDeliversEveryByte) {
 TEST_F(CollGpu, SmallAndWideRowsAreFetchedToo) {
   for (const u32 row_bytes : {16u, 512u, 12288u}) {
     SCOPED_TRACE(row_bytes);
-    coll::GroupOptions o = options(static_cast<u32>(std::min(num_gpus_, 2)));
+    coll::GroupOptions o = options(static_cast<u32>(std::min(num_ranks(), 2)));
     o.coll.row_bytes = row_bytes;
     o.coll.shard_rows = 333;
     o.coll.wide_indices = true;
@@ -99,8 +99,8 @@ struct Replayed {
 };
 
 TEST_F(CollGpu, GraphsAreReplayedWithNewData) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
-  CollRig rig(options(static_cast<u32>(num_gpus_)));
+  if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();
+  CollRig rig(options(static_cast<u32>(num_ranks())));
   Replayed replayed(rig, 64 << 10);
   std::vector<cuda::Graph> graphs;
   for (u32 r = 0; r < rig.world(); ++r) {
@@ -127,7 +127,7 @@ TEST_F(CollGpu, GraphsAreReplayedWithNewData) {
 // Streams that stand in each other's way in the queues of a GPU must not keep the watch from ending
 // a wait.
 TEST_F(CollGpu, APeerThatNeverComesIsNamedWhateverElseWaits) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
+  if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();
   CollRig rig(options(2, 300ms));
   std::vector<cuda::Stream> streams;
   for (int i = 0; i < 40; ++i)
@@ -155,7 +155,7 @@ TEST_F(CollGpu, APeerThatNeverComesIsNamedWhateverElseWaits) {
 }
 
 TEST_F(CollGpu, AGraphThatWaitsInVainEndsToo) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
+  if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();
   CollRig rig(options(2, 300ms));
   const cuda::Stream& stream = *rig.rank(0).device().stream();
   auto capture = cuda::Capture::begin(stream).value();

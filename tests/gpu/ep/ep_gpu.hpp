@@ -14,7 +14,7 @@ class EpGpu : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    world_ = static_cast<u32>(num_gpus_);
+    world_ = static_cast<u32>(num_ranks());
   }
   [[nodiscard]] EpGroupRig rig(EpCase& c) const {
     return rig(c, [](ep::Options&) {});

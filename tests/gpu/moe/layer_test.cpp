@@ -30,7 +30,7 @@ class MoeLayerGpu : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    world_ = static_cast<u32>(num_gpus_);
+    world_ = static_cast<u32>(num_ranks());
   }
   // A shape in proportion to those of models, with few enough values for a reference on the host.
   [[nodiscard]] MoeCase moderate(u32 tokens, Format format) const {

@@ -108,10 +108,10 @@ struct Buffers {
 };
 
 TEST_F(SymmFaultGpu, ARankThatNeverComesIsNamedByEveryKernel) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, this machine has " << num_gpus_;
+  if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, this machine has " << num_gpus_;
   // Up to four ranks every pair of the ring has a warp of its own, so nobody waits for a rank that
   // waits for the missing one.
-  SymmWorld w = make(static_cast<u32>(std::min(num_gpus_, 4)));
+  SymmWorld w = make(static_cast<u32>(std::min(num_ranks(), 4)));
   symm::Launcher& l = *w.launcher;
   auto barrier = symm::Barrier::create(l, w.areas.barrier, {.wait = kWait}, soon()).value();
   check_missing(w, "barrier", [&](const symm::Rank& rank) { return barrier.launch(rank, 3); });

@@ -128,7 +128,7 @@ TEST_F(SymmGraphGpu, ReplaysKeepTheirEpochs) {
 }
 
 TEST_F(SymmGraphGpu, ReplaysWithGridSync) {
-  SymmWorld w = make(static_cast<u32>(num_gpus_));
+  SymmWorld w = make(static_cast<u32>(num_ranks()));
   check_replay(w, true);
 }
 

@@ -66,7 +66,7 @@ class SymmGpuTest : public GpuTest {
   // One rank, two, and all GPUs.
   [[nodiscard]] std::set<u32> worlds() const {
     std::set<u32> all{1};
-    if (num_gpus_ >= 2) all.insert({2, static_cast<u32>(num_gpus_)});
+    if (num_ranks() >= 2) all.insert({2, static_cast<u32>(num_ranks())});
     return all;
   }
   std::unique_ptr<jit::Jit> jit_;

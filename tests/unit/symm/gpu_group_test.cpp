@@ -148,6 +148,25 @@ TEST_F(GpuGroup, TheSameGpuTwiceIsNamed) {
                  HasSubstr("rank 0 and rank 1 are on the same GPU, GPU-fa000000-"));
 }
 
+// As tests with more ranks than GPUs ask for; the fake machine has four.
+TEST_F(GpuGroup, RanksMayShareGpusWhereTheSettingSaysSo) {
+  ASSERT_EQ(::setenv("CROSSDOCK_SYMM_SHARE_GPUS", "true", 1), 0);
+  {
+    const auto around = create({.world = 6});
+    ASSERT_TRUE(around.ok()) << around.error().describe();
+    for (u32 r = 0; r < 6; ++r)
+      EXPECT_EQ((*around)->rank(r).device().context()->ordinal(), static_cast<int>(r % 4));
+    const auto together =
+        create({.world = 2, .ranks = {{.rank = 0, .device = 1}, {.rank = 1, .device = 1}}});
+    ASSERT_TRUE(together.ok()) << together.error().describe();
+    EXPECT_NE((*together)->rank(0).at<u8>(0), (*together)->rank(1).at<u8>(0));
+    EXPECT_NE((*together)->rank(0).device().stream()->handle(),
+              (*together)->rank(1).device().stream()->handle());
+  }
+  ::unsetenv("CROSSDOCK_SYMM_SHARE_GPUS");
+  EXPECT_TRUE(fake_->live() == before_) << "something was left behind";
+}
+
 TEST_F(GpuGroup, AGpuThatDoesNotExistIsNamed) {
   expect_failure({.world = 5}, Code::kInvalidArgument, HasSubstr("GPU 4 does not exist"));
   expect_failure({.world = 1, .ranks = {{.rank = 0}}}, Code::kInvalidArgument,
