@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <gmock/gmock.h>
 
+#include "cuda/stream.hpp"
 #include "support/fake_cuda/fixture.hpp"
 #include "support/symm_members.hpp"
 #include "symm/group.hpp"
