@@ -362,13 +362,49 @@ class Group(RankOwner):
         The arrays have to stay as they are until the dispatch has run. Rows are copied when
         handles hold all slots; without ``Options.fall_back`` this raises :class:`crossdock.Busy`.
         """
-        how: Optional[Tuple[Any, Any, Any, str, int]] = None
+        how: Optional[Tuple[Any, Any, Any, str, int, bool]] = None
         plain = routing is None and output is None and input is None
         if not plain or path != "auto" or most_tokens != 0:
-            how = (None if routing is None else routing._native, output, input, path, most_tokens)
+            how = (None if routing is None else routing._native, output, input, path, most_tokens, False)
         native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast,
                                        scales_by_column, how, stream)
         return Handle(native, rows, scales, cast)
+
+    def dispatch_send(self, rows: Array, ids: Array, weights: Optional[Array] = None, *,
+                      scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
+                      most_tokens: int = 0, rank: Optional[int] = None,
+                      stream: Optional[Stream] = None) -> Handle:
+        """The first half of a dispatch of few tokens: sends, and waits for nobody's rows. What arrives is
+        there after :meth:`dispatch_receive`, a launch of its own, so that no SM waits in between."""
+        native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast, scales_by_column,
+                                       (None, None, None, "small", most_tokens, True), stream)
+        return Handle(native, rows, scales, cast)
+
+    def dispatch_receive(self, handle: Handle, *, stream: Optional[Stream] = None) -> None:
+        """The second half: once for each :meth:`dispatch_send`, or never."""
+        self._native.dispatch_receive(handle._native, stream)
+
+    def mask(self, peer: int, masked: bool = True, *, rank: Optional[int] = None,
+             stream: Optional[Stream] = None) -> None:
+        """Goes on without rank ``peer``, or with it again, in the order of the stream
+        (``Options.masks``). Both ranks of a pair let the other in before the same dispatch, after the same
+        calls; else the group needs :meth:`reset`. A rank cannot go on without itself."""
+        self._native.mask(self._rank(rank), peer, masked, stream)
+
+    def clear_mask(self, *, rank: Optional[int] = None, stream: Optional[Stream] = None) -> None:
+        """Nobody is masked from then on."""
+        self._native.clear_mask(self._rank(rank), stream)
+
+    def read_mask(self, told: Array, *, rank: Optional[int] = None,
+                  stream: Optional[Stream] = None) -> None:
+        """``told``, int32 [world] of the rank's GPU, becomes 1 for every masked rank and 0 for the others,
+        in the order of the stream."""
+        self._native.read_mask(self._rank(rank), told, stream)
+
+    def masked(self, *, rank: Optional[int] = None, timeout: float = 10.0) -> list[int]:
+        """The ranks that are masked now; not in the order of any stream."""
+        bits = self._native.masked(self._rank(rank), timeout)
+        return [peer for peer in range(self._native.world) if bits >> peer & 1]
 
     def reserve_copies(self, copies: int, *, rank: Optional[int] = None) -> None:
         """Memory for ``copies`` handles more than there are slots, before a capture that needs it."""
@@ -382,7 +418,7 @@ class Group(RankOwner):
     def output_bytes(self, rows: Array, *, scales: Optional[Array] = None, cast: bool = False,
                      scales_by_column: bool = False, rank: Optional[int] = None) -> int:
         """Bytes that a dispatch of such tokens fills, whatever their number."""
-        return self._native.output_bytes(self._rank(rank), rows, scales, cast, scales_by_column)
+        return int(self._native.output_bytes(self._rank(rank), rows, scales, cast, scales_by_column))
 
     def group_rows(self, handle: Handle, *, stream: Optional[Stream] = None) -> Grouped:
         """Lists the received rows by expert, after the dispatch in the stream."""
@@ -403,12 +439,24 @@ class Group(RankOwner):
                                  out._scales_by_column, stream)
         return out
 
-    def _expanded(self, handle: Handle, grouped: Grouped, places: Optional[int],
+    def empty_expanded(self, handle: Handle, *, rows_per_expert: int,
+                       scales_by_column: bool = False) -> Expanded:
+        """Memory for a masked layout, for ``expand_rows(out=...)`` later."""
+        return self._expanded(handle, None, None, rows_per_expert, scales_by_column)
+
+    def empty_combined(self, handle: Handle) -> Any:
+        """Memory for what a combine of the handle makes, bf16 [tokens, hidden]."""
+        native = handle._native
+        return _arrays.empty(self._native, native, native.tokens, native.hidden, "bfloat16",
+                             _arrays.bf16_of(native.framework, handle._sent_dtype))
+
+    def _expanded(self, handle: Handle, grouped: Optional[Grouped], places: Optional[int],
                   rows_per_expert: int, scales_by_column: bool) -> Expanded:
         native = handle._native
         if rows_per_expert:
             places = native.experts * rows_per_expert
         elif places is None:
+            assert grouped is not None
             places = int(grouped.rows.shape[0])
 
         def make(rows: int, columns: int, kind: str, dtype: Optional[Any] = None) -> Any:
@@ -463,15 +511,25 @@ class Group(RankOwner):
         native = handle._native
         biases = list(bias) if isinstance(bias, (list, tuple)) else [bias]
         if out is None:
-            out = _arrays.empty(self._native, native, native.tokens, native.hidden, "bfloat16",
-                                _arrays.bf16_of(native.framework, handle._sent_dtype))
+            out = self.empty_combined(handle)
         wanted: Optional[Any] = None
         if weights is True:
             wanted = _arrays.empty(self._native, native, native.tokens, native.top_k, "float32")
         elif weights is not False:
             wanted = weights
-        self._native.combine(native, out, wanted, biases, rows, row_weights, stream)
+        self._native.combine(native, out, wanted, biases, rows, row_weights, False, stream)
         return out if wanted is None else (out, wanted)
+
+    def combine_send(self, handle: Handle, *, stream: Optional[Stream] = None) -> None:
+        """The first half of a combine: tells the others that ``handle.expert_input`` is ready. One of a
+        rank at a time, of few tokens one of each small slot, until :meth:`combine_receive`."""
+        self._native.combine_send(handle._native, stream)
+
+    def combine_receive(self, handle: Handle, *, out: Array, stream: Optional[Stream] = None) -> Array:
+        """The second half: waits for the others' rows and puts the sums into ``out``, bf16 [tokens,
+        hidden]."""
+        self._native.combine(handle._native, out, None, [], None, None, True, stream)
+        return out
 
     def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:
         """Waits for what was called, then raises the first fault of a rank of this process. On GPUs it
@@ -501,4 +559,4 @@ class Group(RankOwner):
         return _arrays.to_framework(selections, library), _arrays.to_framework(waits, library)
 
     def _device(self, rank: int) -> int:
-        return dict(self._native.ranks).get(rank, -1)
+        return int(dict(self._native.ranks).get(rank, -1))

@@ -33,8 +33,8 @@ ArrayType type_named(const std::string& name) {
   throw nb::value_error("empty(): no such type");
 }
 
-// `how`: None, or (routing, output, input, path, most_tokens), of which the first three may be
-// None.
+// `how`: None, or (routing, output, input, path, most_tokens, send_only), of which the first three
+// may be None.
 DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how) {
   if (how.is_none()) return arguments;
   arguments.routing = how[0];
@@ -42,6 +42,7 @@ DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how
   arguments.input = how[2];
   arguments.path = path_of(how[3]);
   arguments.most_tokens = number_of(how[4], "most_tokens");
+  arguments.send_only = nb::cast<bool>(how[5]);
   if (!arguments.routing.is_none() && !nb::isinstance<Handle>(arguments.routing))
     raise(invalid_argument("ep dispatch: routing must be a Handle of an earlier dispatch"));
   return arguments;
@@ -69,14 +70,28 @@ void bind_calls(nb::class_<Group>& group) {
           "combine",
           [](Group& g, const Handle& handle, nb::object out, nb::object weights,
              std::vector<nb::object> bias, nb::object rows, nb::object row_weights,
-             nb::object stream) {
+             bool receive_only, nb::object stream) {
             g.combine(handle,
                       {std::move(out), std::move(weights), std::move(bias), std::move(rows),
-                       std::move(row_weights)},
+                       std::move(row_weights), receive_only},
                       stream);
           },
           nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
-          nb::arg("rows").none(), nb::arg("row_weights").none(), nb::arg("stream").none());
+          nb::arg("rows").none(), nb::arg("row_weights").none(), nb::arg("receive_only"),
+          nb::arg("stream").none())
+      .def("dispatch_receive", &Group::dispatch_receive, nb::arg("handle"),
+           nb::arg("stream").none())
+      .def("combine_send", &Group::combine_send, nb::arg("handle"), nb::arg("stream").none());
+}
+
+void bind_masks(nb::class_<Group>& group) {
+  group
+      .def("mask", &Group::mask, nb::arg("rank"), nb::arg("peer"), nb::arg("masked"),
+           nb::arg("stream").none())
+      .def("clear_mask", &Group::clear_mask, nb::arg("rank"), nb::arg("stream").none())
+      .def("read_mask", &Group::read_mask, nb::arg("rank"), nb::arg("told"),
+           nb::arg("stream").none())
+      .def("masked", &Group::masked, nb::arg("rank"), nb::arg("timeout"));
 }
 
 // Rows by expert, and memory that the library lends.
@@ -143,6 +158,7 @@ void add_ep_group(nb::module_& m) {
   bind_ranks(group, &make_group);
   group.def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); });
   bind_calls(group);
+  bind_masks(group);
   bind_layouts(group);
   bind_life(group);
 }

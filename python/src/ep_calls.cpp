@@ -134,8 +134,10 @@ Handle Group::dispatch(uint32_t rank, const DispatchArguments& arguments, nb::ha
   const ep::DispatchOptions how = options_of(rank, arguments, routing, out.payload);
   framework_ = out.framework;
   const ep::StreamPtr on = stream_of(stream, out.framework, out.device);
-  ep::Handle made =
-      value_or_raise(launch([&] { return box->group().dispatch(rank, tokens, how, on); }));
+  ep::Handle made = value_or_raise(launch([&] {
+    return arguments.send_only ? box->group().dispatch_send(rank, tokens, how, on)
+                               : box->group().dispatch(rank, tokens, how, on);
+  }));
   out.handle = keep(box, rank, std::move(made));
   out.tokens = tokens.count;
   out.top_k = options_.top_k;
@@ -197,7 +199,10 @@ void Group::combine(const Handle& handle, const CombineArguments& a, nb::handle 
   }
   combined.experts = experts_of(handle, a);
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
-  value_or_raise(launch([&] { return box->group().combine(*from, combined, on); }));
+  value_or_raise(launch([&] {
+    return a.receive_only ? box->group().combine_receive(*from, combined, on)
+                          : box->group().combine(*from, combined, on);
+  }));
 }
 
 }  // namespace crossdock::python

@@ -22,6 +22,7 @@ struct DispatchArguments {
   nb::object routing = nb::none(), output = nb::none(), input = nb::none();
   ep::Path path = ep::Path::kAuto;
   uint32_t most_tokens = 0;
+  bool send_only = false;  // the first half of a small dispatch
 };
 // Where expand_rows() puts its copies; None: not wanted.
 struct ExpandArguments {
@@ -38,6 +39,7 @@ struct CombineArguments {
   nb::object out, weights;  // None: not wanted
   std::vector<nb::object> bias;
   nb::object rows, row_weights;  // of the experts; None: in the handle's expert input
+  bool receive_only = false;     // the second half
 };
 
 class Group {
@@ -50,6 +52,13 @@ class Group {
 
   Handle dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream);
   void combine(const Handle& handle, const CombineArguments& arguments, nb::handle stream);
+  void dispatch_receive(const Handle& handle, nb::handle stream);
+  void combine_send(const Handle& handle, nb::handle stream);
+  void mask(uint32_t rank, uint32_t peer, bool masked, nb::handle stream);
+  void clear_mask(uint32_t rank, nb::handle stream);
+  // `told`: int32 [world].
+  void read_mask(uint32_t rank, nb::handle told, nb::handle stream);
+  uint32_t masked(uint32_t rank, double timeout);
   // offsets, aligned_counts, rows, positions
   std::vector<Array> group_rows(const Handle& handle, nb::handle stream);
   void expand_rows(const Handle& handle, const ExpandArguments& arguments, nb::handle stream);

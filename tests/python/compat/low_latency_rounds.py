@@ -160,3 +160,73 @@ def two_at_a_time(group, kit, case):
     check_combine(buffer, kit, case, third[2], sent[2], 2)
     check_combine(buffer, kit, case, second[2], sent[1], 3)
     return buffer, first[2], sent[0][rank]
+
+
+def seen_by(case, sent, mine, apart):
+    """What there is for a rank in a round in which pairs of ranks are apart, `apart(rank, peer)`: other
+    ranks' tokens, and its own without choices of experts that it does not reach."""
+    owners = case.experts // case.world
+    out = []
+    for rank, of in enumerate(sent):
+        if apart(mine, rank):
+            out.append(dataclasses.replace(of, rows=of.rows[:0], ids=of.ids[:0], weights=of.weights[:0]))
+            continue
+        ids = of.ids.copy()
+        for peer in range(case.world):
+            if apart(rank, peer):
+                ids[(ids >= peer * owners) & (ids < (peer + 1) * owners)] = -1
+        out.append(dataclasses.replace(of, ids=ids))
+    return out
+
+
+def masks_of(buffer, kit, case):
+    told = kit.array(np.full(case.world, 7, np.int32))
+    buffer.low_latency_query_mask_buffer(told)
+    return kit.codes(told).tolist()
+
+
+def shrink_and_grow(group, kit, case, hooked):
+    """The last rank and the others go on without each other, and together again, more than once."""
+    buffer = Buffer(group, low_latency_mode=True, enable_shrink=True)
+    rank, last = group.rank(), case.world - 1
+    for seed in range(5):
+        apart = seed in (1, 2, 4)
+        def is_apart(a, b):
+            return apart and a != b and last in (a, b)
+        if seed == 1 or seed == 4:
+            for peer in range(case.world):
+                if is_apart(rank, peer):
+                    buffer.low_latency_update_mask_buffer(peer, True)
+        if seed == 3:
+            buffer.low_latency_clean_mask_buffer()
+        assert masks_of(buffer, kit, case) == [int(is_apart(rank, peer)) for peer in range(case.world)]
+        all_sent = case.sent(seed)
+        sent = seen_by(case, all_sent, rank, is_apart)
+        recv_x, count, handle, event, hook = dispatch(buffer, kit, case, all_sent[rank],
+                                                      return_recv_hook=hooked)
+        hook()
+        event.current_stream_wait()
+        check_received(kit, case, rank, sent, recv_x, count, handle)
+        check_combine(buffer, kit, case, handle, sent, seed, hooked=hooked)
+        assert masks_of(buffer, kit, case) == [int(is_apart(rank, peer)) for peer in range(case.world)]
+    buffer.destroy()
+
+
+def silent(group, kit, case):
+    """The last rank sends the others nothing; they mask it by themselves, and go on."""
+    buffer = Buffer(group, low_latency_mode=True, enable_shrink=True)
+    rank, last = group.rank(), case.world - 1
+
+    def is_apart(a, b):
+        return a != b and last in (a, b)
+    for peer in range(last if rank == last else 0):
+        buffer.low_latency_update_mask_buffer(peer, True)
+    for seed in range(2):
+        all_sent = case.sent(seed)
+        recv_x, count, handle, _, hook = dispatch(buffer, kit, case, all_sent[rank])
+        hook()
+        sent = seen_by(case, all_sent, rank, is_apart)
+        check_received(kit, case, rank, sent, recv_x, count, handle)
+        check_combine(buffer, kit, case, handle, sent, seed)
+        assert masks_of(buffer, kit, case) == [int(is_apart(rank, peer)) for peer in range(case.world)]
+    buffer.destroy()

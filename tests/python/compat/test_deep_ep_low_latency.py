@@ -7,7 +7,8 @@ import pytest
 import crossdock
 from crossdock.compat import deep_ep
 from kits import KITS, NumPyKit
-from low_latency_rounds import Case, check_combine, dispatch, made_by, two_at_a_time, whole_round
+from low_latency_rounds import (Case, check_combine, dispatch, made_by, shrink_and_grow, silent,
+                                two_at_a_time, whole_round)
 
 each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
 
@@ -86,17 +87,58 @@ def test_experts_have_to_divide():
     run(2, one)
 
 
-def test_ranks_cannot_be_left_out_yet():
+@each_kit
+@pytest.mark.parametrize("hooked", [False, True])
+def test_ranks_are_left_out_and_come_back(kit, hooked):
+    run(3, shrink_and_grow, kit, Case(world=3, experts=9, counts=(4, 5, 3)), hooked)
+
+
+def test_a_rank_that_does_not_come_is_left_out():
+    run(3, silent, NumPyKit(), Case(world=3, experts=9, counts=(4, 5, 3)))
+
+
+def test_masks_before_the_first_call_and_mistakes():
     def one(group):
         buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
-        masks = np.full(1, 7, np.int32)
+        masks = np.full(2, 7, np.int32)
+        buffer.low_latency_update_mask_buffer(1 - group.rank(), True)
         buffer.low_latency_query_mask_buffer(masks)
-        assert masks.tolist() == [0]
+        assert masks.tolist() == [group.rank(), 1 - group.rank()]
         buffer.low_latency_clean_mask_buffer()
-        buffer.low_latency_update_mask_buffer(0, False)
-        with pytest.raises(crossdock.Unsupported, match="rank 0 cannot be left out"):
-            buffer.low_latency_update_mask_buffer(0, True)
+        buffer.low_latency_query_mask_buffer(masks)
+        assert masks.tolist() == [0, 0]
+        for wrong in (group.rank(), 2, -1):
+            refused(lambda: buffer.low_latency_update_mask_buffer(wrong, True),
+                    f"rank_to_mask = {wrong} must be another of the 2 ranks")
+        refused(lambda: buffer.low_latency_query_mask_buffer(masks[:1]), "int32 [2]")
         refused(lambda: deep_ep.Buffer(group).low_latency_clean_mask_buffer(), "enable_shrink = True")
+
+    run(2, one)
+
+
+@each_kit
+def test_a_combine_whose_hook_was_not_called_ends_with_the_next(kit):
+    case = Case()
+
+    def one(group):
+        buffer, rank, sent = deep_ep.Buffer(group, low_latency_mode=True), group.rank(), case.sent()
+        handle = dispatch(buffer, kit, case, sent[rank])[2]
+        x = kit.bf16(made_by(case, rank, 0))
+        buffer.low_latency_combine(x, kit.array(sent[rank].ids), kit.array(sent[rank].weights), handle,
+                                   return_recv_hook=True)
+        check_combine(buffer, kit, case, handle, sent, 1, hooked=True)
+        for seed in (1, 2):
+            check_combine(buffer, kit, case, dispatch(buffer, kit, case, sent[rank])[2], sent, seed)
+        buffer.destroy()
+
+    run(2, one)
+
+
+def test_too_many_tokens_for_these_calls_are_named():
+    def one(group):
+        case = Case(world=1, most=1025)
+        refused(lambda: dispatch(deep_ep.Buffer(group), NumPyKit(), case, case.sent()[0]),
+                "num_max_dispatch_tokens_per_rank = 1025", "at most 1024")
 
     run(1, one)
 

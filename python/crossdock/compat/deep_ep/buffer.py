@@ -9,12 +9,14 @@ from ..._ranks import current_device
 from ...errors import InvalidArgument, Unsupported
 from .config import Config, tuned
 from .events import EventHandle, EventOverlap
+from .few import options_of
 from .frame import frame_of
 from .lane import Lane
 from .low_latency import Format, LowLatency, LowLatencyHandle
 from .normal import How, LikeTopK, Normal, NormalHandle
 from .ranks import rank_of
 from .settings import Settings
+from .world import Shape
 
 Array = Any
 Rows = Union[Array, Tuple[Array, Array]]
@@ -50,7 +52,7 @@ class Buffer:
         self._lane = Lane(-1 if self._rank.twin else current_device())
         settings = Settings.read(type(self).num_sms)
         self._normal = Normal(self._rank, self._lane, num_nvl_bytes, settings)
-        self._low_latency = LowLatency(self._rank, self._lane, settings)
+        self._low_latency = LowLatency(self._rank, self._lane, settings, enable_shrink)
         self._closed = False
 
     # ---- life --------------------------------------------------------------------------------------
@@ -97,8 +99,11 @@ class Buffer:
     def get_local_buffer_tensor(self, dtype: Any, size: Optional[Any] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> Array:
         """The memory where rows arrive, as ``dtype`` from byte ``offset`` on. There is some after the
-        first dispatch. ``use_rdma_buffer``: that of low-latency calls."""
-        worlds = self._low_latency.worlds if use_rdma_buffer else self._normal.worlds
+        first dispatch. ``use_rdma_buffer`` raises Unsupported: rows of low-latency calls lie in slots."""
+        if use_rdma_buffer:
+            raise Unsupported("deep_ep: rows of low-latency calls arrive in slots of the library: take what "
+                              "the call returns")
+        worlds = self._normal.worlds
         if not worlds:
             raise InvalidArgument("deep_ep: the buffer has no memory before its first dispatch, which "
                                   "says what rows it is for")
@@ -199,8 +204,8 @@ class Buffer:
                                        num_ranks: int, num_experts: int) -> int:
         """Bytes that low-latency calls of such sizes take of a GPU, for a top_k of 8. Any number may be
         given as num_rdma_bytes: memory is made when it is known what for."""
-        options = ep.Options(experts=num_experts, top_k=8, max_tokens=num_max_dispatch_tokens_per_rank,
-                             hidden=hidden, cast=False, slots=3, fall_back=False, expert_alignment=1)
+        shape = Shape(num_experts, 8, hidden, wide_ids=True, cast=hidden % 128 == 0)
+        options = options_of(shape, num_max_dispatch_tokens_per_rank, 1.0, False)
         sizes = ep.sizes(options, num_ranks)
         return sizes.window_bytes + sizes.local_bytes
 
@@ -221,7 +226,8 @@ class Buffer:
         int32; the handle; the event; and the hook. Rows of an expert are in the order of their rank and
         token; what lies behind recv_count is not defined.
 
-        With ``return_recv_hook`` results are there after the hook, which may be called twice. Statistics
+        With ``return_recv_hook`` results are there after the hook, which may be called twice; no SM waits
+        until then. Statistics
         are added to: choices of each expert, int32, and nanoseconds waited for each rank, int64."""
         return self._low_latency.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
@@ -248,21 +254,21 @@ class Buffer:
     # ---- ranks that are left out -------------------------------------------------------------------
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Raises Unsupported for ``mask``: a rank that is gone is named by the error of the next call, and
-        the others go on with a new buffer."""
+        """Low-latency calls go on without a rank, or with it again, from the next one on. Both ranks of a
+        pair let the other in before the same dispatch, after the same calls."""
         self._need_shrink()
-        if mask:
-            raise Unsupported(f"deep_ep: rank {rank_to_mask} cannot be left out of a buffer yet: make a "
-                              "new one of the ranks that are left")
+        self._low_latency.mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
-        """``mask_status``, [ranks] int32, becomes 1 for every rank that is left out: none are."""
+        """``mask_status``, [ranks] int32, becomes 1 for every rank that is left out, by the caller or
+        because it did not come in time, and 0 for the others."""
         self._need_shrink()
-        mask_status[:] = 0
+        self._low_latency.tell_masks(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """No rank is left out afterwards."""
         self._need_shrink()
+        self._low_latency.clear_masks()
 
     def _need_shrink(self) -> None:
         if not self.enable_shrink:

@@ -1,8 +1,9 @@
 """Dispatch and combine of few tokens in a masked layout: what Buffer.low_latency_... do.
 
-dispatch: rows travel once to each rank and are copied to the rows of their experts there; combine: the
-weights, which its caller has only now, follow the rows, each rank adds up what its experts have made of a
-token, and one row for each token and rank travels back.
+dispatch: rows travel once to each rank, on the path for few tokens, and are copied to the rows of their
+experts there; combine: the weights, which its caller has only now, follow the rows, each rank adds up what
+its experts have made of a token, and one row for each token and rank travels back. With a hook each is two
+launches, and no SM waits in between.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 from ... import ep
 from ...errors import InvalidArgument
 from .events import EventOverlap
+from .few import SLOTS, FewWorld
 from .frame import Frame, frame_of
 from .lane import Lane
 from .quant import cast_rounded
 from .ranks import Rank
 from .settings import Settings
-from .world import Region, Shape, World
+from .world import Shape
 
 Array = Any
 Hook = Callable[[], None]
@@ -35,17 +37,19 @@ class LowLatencyHandle:
     the rank, ranks] int64, where the rows of each rank begin in those of an expert, times 2**32, plus how
     many there are."""
 
-    def __init__(self, world: World, handle: ep.Handle, region: Region, expanded: ep.Expanded,
+    def __init__(self, world: FewWorld, handle: ep.Handle, expanded: ep.Expanded, counts: Array,
                  max_tokens: int) -> None:
-        self.world, self.ep, self.region, self.expanded = world, handle, region, expanded
+        self.world, self.ep, self.expanded = world, handle, expanded
         self.max_tokens = max_tokens
         self.scratch: Optional[Array] = None  #: of get_next_low_latency_combine_buffer
-        # Keeps the region, where the weights will be, as long as it is held.
-        self._counts: Optional[Array] = handle.received.expert_counts
+        self.receive: Hook = _nothing  #: of a combine that has been sent
+        self._counts: Optional[Array] = counts
 
     def expire(self) -> None:
-        """A later dispatch needs the memory."""
+        """A later dispatch needs the slot."""
+        self.receive()
         self._counts = None
+        self.ep.close()
 
     @property
     def counts(self) -> Array:
@@ -103,41 +107,37 @@ class Format:
 
 
 class LowLatency:
-    """The low-latency calls of one buffer."""
+    """The low-latency calls of one buffer. ``shrink``: ranks may be left out, and one that does not come is."""
 
-    def __init__(self, rank: Rank, lane: Lane, settings: Settings) -> None:
-        self._rank, self._lane, self._settings = rank, lane, settings
-        self._worlds: dict[Tuple[Shape, int], World] = {}
+    def __init__(self, rank: Rank, lane: Lane, settings: Settings, shrink: bool) -> None:
+        self._rank, self._lane, self._settings, self._shrink = rank, lane, settings, shrink
+        self._worlds: dict[Tuple[Shape, int], FewWorld] = {}
         self._waits: dict[int, Array] = {}
-        self._held: list[weakref.ref[LowLatencyHandle]] = []
-
-    @property
-    def worlds(self) -> Sequence[World]:
-        return list(self._worlds.values())
+        self._held: dict[int, list[weakref.ref[LowLatencyHandle]]] = {}  # of each world, the last SLOTS
+        self._masked: set[int] = set()  # by the caller, for worlds that are made later
 
     def close(self) -> None:
         for world in self._worlds.values():
             world.close()
         self._worlds.clear()
+        self._held.clear()
 
-    def _world(self, frame: Frame, x: Array, ids: Array, most: int, experts: int) -> World:
+    def _world(self, frame: Frame, x: Array, ids: Array, most: int, experts: int) -> FewWorld:
         if experts % self._rank.size():
             raise InvalidArgument(f"deep_ep: num_experts = {experts} must be a multiple of the "
                                   f"{self._rank.size()} ranks")
+        if int(x.shape[0]) > most:
+            raise InvalidArgument(f"deep_ep: {x.shape[0]} tokens are more than "
+                                  f"num_max_dispatch_tokens_per_rank = {most}")
         hidden = int(x.shape[1])
         shape = Shape(experts, int(ids.shape[1]), hidden, wide_ids=ids.dtype == frame.dtype("int64"),
                       alignment=1, cast=hidden % 128 == 0, host_counts=False)
         if (shape, most) not in self._worlds:
-            s = self._settings
-            # Two results may be held, and the weights of a combine need room on their way.
-            self._worlds[shape, most] = World(self._rank, shape, most, 3, s.sms(self._rank.size()),
-                                              s.wait, s.timeout)
-        world = self._worlds[shape, most]
-        if int(x.shape[0]) > most:
-            raise InvalidArgument(f"deep_ep: {x.shape[0]} tokens are more than "
-                                  f"num_max_dispatch_tokens_per_rank = {most}")
-        world.notice()
-        return world
+            made = FewWorld(self._rank, shape, most, self._settings, self._shrink)
+            for peer in self._masked:
+                made.mask(peer, True)
+            self._worlds[shape, most] = made
+        return self._worlds[shape, most]
 
     # ---- dispatch ----------------------------------------------------------------------------------
 
@@ -147,54 +147,68 @@ class LowLatency:
         frame = frame_of(x, "x")
         _either(asynchronous, hooked)
         world = self._world(frame, x, ids, most, experts)
+        rows = world.rank.size() * most
         with self._lane.call(None, asynchronous) as call:
             self._make_room(world)
-            region, _ = world.take()
-            handle = self._send(frame, world, region, x, ids, form)
-            expanded = world.group.expand_rows(handle, world.group.group_rows(handle),
-                                               rows_per_expert=world.rank.size() * most)
-            world.run()
-            scales = None if expanded.scales is None else _by_column(frame, expanded.scales)
+            handle = self._send(frame, world, x, ids, form, hooked)
+            expanded = world.group.empty_expanded(handle, rows_per_expert=rows)
+            scales = None if expanded.scales is None else _columns_for(frame, expanded.scales)
             counts = frame.clone(handle.received.expert_counts)
-            if counted is not None:
-                counted += counts
-            if waited is not None:
-                self._add_waits(frame, world, waited)
+
+            def deliver() -> None:
+                world.group.expand_rows(handle, world.group.group_rows(handle), rows_per_expert=rows,
+                                        out=expanded)
+                world.run()
+                if scales is not None:
+                    frame.copy(scales, frame.swap_last(expanded.scales))
+                frame.copy(counts, handle.received.expert_counts)
+                if counted is not None:
+                    frame.copy(counted, counted + counts)
+                if waited is not None:
+                    self._add_waits(frame, world, waited)
+
+            def receive() -> None:
+                with self._lane.call() as later:
+                    world.group.dispatch_receive(handle)
+                    deliver()
+                    later.keep(frame, expanded.rows, scales, counts, counted, waited)
+
+            if hooked:
+                world.run()
+            else:
+                deliver()
             call.keep(frame, x, ids, expanded.rows, scales, counts, counted)
-        kept = LowLatencyHandle(world, handle, region, expanded, most)
-        self._held.append(weakref.ref(kept))
-        out = expanded.rows if scales is None else (expanded.rows, scales)
-        return out, counts, kept, call.event, _once(None)
+        kept = LowLatencyHandle(world, handle, expanded, counts, most)
+        self._held.setdefault(id(world), []).append(weakref.ref(kept))
+        out = expanded.rows if scales is None else (expanded.rows, frame.swap_last(scales))
+        return out, counts, kept, call.event, _once(receive if hooked else None)
 
-    def _make_room(self, world: World) -> None:
-        """Besides this dispatch one more region has to be free, for weights on their way: the oldest
-        results go, as their callers know."""
-        for held in list(self._held):
-            handle = held()
-            if handle is None:
-                self._held.remove(held)
-            elif handle.world is world and world.free_regions < 2:
+    def _make_room(self, world: FewWorld) -> None:
+        """Slots are used in turns: the result from two dispatches ago ends, as its caller knows."""
+        held = self._held.setdefault(id(world), [])
+        while len(held) >= SLOTS:
+            handle = held.pop(0)()
+            if handle is not None:
                 handle.expire()
-                self._held.remove(held)
-                world.notice()
 
-    def _send(self, frame: Frame, world: World, region: Region, x: Array, ids: Array,
-              form: Format) -> ep.Handle:
+    def _send(self, frame: Frame, world: FewWorld, x: Array, ids: Array, form: Format,
+              half: bool) -> ep.Handle:
         # Weights come with the combine; here is where they will be.
         weights = frame.full((int(ids.shape[0]), int(ids.shape[1])), 0, "float32", ids)
-        ids = frame.contiguous(ids)
-        if not form.fp8:
-            return world.dispatch(region, x, ids, weights)
-        if not form.round_scale:
-            return world.dispatch(region, x, ids, weights, cast=True)
-        rows, scales = cast_rounded(frame, x, form.ue8m0)
-        return world.dispatch(region, rows, ids, weights, scales=scales)
+        ids, rows, scales = frame.contiguous(ids), x, None
+        cast = form.fp8 and not form.round_scale
+        if form.fp8 and not cast:
+            rows, scales = cast_rounded(frame, x, form.ue8m0)
+        mine = world.rank.rank()
+        if half:
+            return world.group.dispatch_send(rows, ids, weights, scales=scales, cast=cast, rank=mine)
+        return world.group.dispatch(rows, ids, weights, scales=scales, cast=cast, rank=mine)
 
-    def _add_waits(self, frame: Frame, world: World, waited: Array) -> None:
+    def _add_waits(self, frame: Frame, world: FewWorld, waited: Array) -> None:
         """Nanoseconds that this dispatch has waited for each rank."""
         waits = frame.adopt(world.group.statistics_memory(world.rank.rank())[1])
         before = self._waits.get(id(world))
-        waited += waits if before is None else waits - before
+        frame.copy(waited, waited + (waits if before is None else waits - before))
         self._waits[id(world)] = frame.clone(waits)
 
     # ---- combine -----------------------------------------------------------------------------------
@@ -214,26 +228,57 @@ class LowLatency:
         shape = (world.shape.experts // world.rank.size(), rows, world.shape.hidden)
         if tuple(int(n) for n in x.shape) != shape:
             raise InvalidArgument(f"deep_ep low_latency_combine: x is {tuple(x.shape)}: it must be {shape}")
-        world.notice()
+        handle.receive()  # of a combine before this one
         with self._lane.call(None, asynchronous) as call:
-            self._send_weights(frame, handle, weights)
+            world.bring_weights(frame, handle.ep, ids, weights)
             world.group.reduce_rows(handle.ep, x, rows_per_expert=rows, weighted=True)
-            made = world.group.combine(handle.ep, out=out)
+            made = world.group.empty_combined(handle.ep) if out is None else out
+            if hooked:
+                world.group.combine_send(handle.ep)
+            else:
+                world.group.combine(handle.ep, out=made)
             world.run()
             call.keep(frame, x, ids, weights, made)
-        return made, call.event, _once(None)
 
-    def _send_weights(self, frame: Frame, handle: LowLatencyHandle, weights: Array) -> None:
-        """The weights of this rank's tokens go where the tokens went, as rows of their own."""
-        world, top_k = handle.world, handle.world.shape.top_k
-        rows = frame.contiguous(frame.pad_columns(weights, -(-top_k // 4) * 4, 0))
-        region, _ = world.take()
-        sent = world.dispatch(region, rows, None, None, routing=handle.ep)
-        world.run()
-        frame.copy(handle.ep.received.weights, sent.received.rows[:, :top_k])
-        del sent
-        # Read in the order of the stream; the next call may have the region.
-        region.user = None
+        def receive() -> None:
+            with self._lane.call() as later:
+                world.group.combine_receive(handle.ep, out=made)
+                world.run()
+                later.keep(frame, made)
+
+        if hooked:
+            handle.receive = _once(receive)
+        return made, call.event, handle.receive if hooked else _nothing
+
+    # ---- ranks that are left out -------------------------------------------------------------------
+
+    def mask(self, peer: int, masked: bool) -> None:
+        if not 0 <= peer < self._rank.size() or peer == self._rank.rank():
+            raise InvalidArgument(f"deep_ep: rank_to_mask = {peer} must be another of the "
+                                  f"{self._rank.size()} ranks")
+        (self._masked.add if masked else self._masked.discard)(peer)
+        with self._lane.call():
+            for world in self._worlds.values():
+                world.mask(peer, masked)
+
+    def clear_masks(self) -> None:
+        for peer in range(self._rank.size()):
+            if peer != self._rank.rank():
+                self.mask(peer, False)
+
+    def tell_masks(self, told: Array) -> None:
+        """1 for every rank that is left out, by the caller or because it did not come; 0 for the others."""
+        if tuple(told.shape) != (self._rank.size(),):
+            raise InvalidArgument(f"deep_ep: mask_status is {tuple(told.shape)}: it must be int32 "
+                                  f"[{self._rank.size()}]")
+        frame = frame_of(told, "mask_status")
+        told[:] = 0
+        if not self._worlds:
+            for peer in self._masked:
+                told[peer] = 1
+        with self._lane.call():
+            for world in self._worlds.values():
+                world.add_masks(frame, told)
 
     def combine_buffer(self, handle: LowLatencyHandle) -> Array:
         """[experts of the rank, rows, hidden] bf16, for the experts to write to."""
@@ -252,6 +297,10 @@ def _either(asynchronous: bool, hooked: bool) -> None:
         raise InvalidArgument("deep_ep: async_finish and return_recv_hook exclude each other")
 
 
+def _nothing() -> None:
+    """The hook of a call that is whole."""
+
+
 def _once(work: Optional[Hook]) -> Hook:
     """A hook that does its work when it is called first, and nothing later."""
     left = [work]
@@ -263,9 +312,8 @@ def _once(work: Optional[Hook]) -> Hook:
     return hook
 
 
-def _by_column(frame: Frame, scales: Array) -> Array:
-    """The same values, each expert's by column: strides (rows * n, 1, rows)."""
+def _columns_for(frame: Frame, scales: Array) -> Array:
+    """Memory for the scales of each expert by column, [experts, n, rows]: with the last two swapped its
+    strides are (rows * n, 1, rows)."""
     experts, rows, n = (int(size) for size in scales.shape)
-    out = frame.empty((experts, n, rows), scales.dtype, scales)
-    frame.copy(out, frame.swap_last(scales))
-    return frame.swap_last(out)
+    return frame.empty((experts, n, rows), scales.dtype, scales)

@@ -106,10 +106,6 @@ class World:
                 region.fence = None if self.rank.twin or capturing() else EventHandle()
                 region.freed = self._calls
 
-    @property
-    def free_regions(self) -> int:
-        return sum(region.user is None for region in self.regions)
-
     def take(self) -> tuple[Region, bool]:
         """A region for a dispatch on the current stream, and whether its arrays may be given out: the
         last free one is kept for those that are copied. One whose last user is most likely over."""

@@ -1,0 +1,103 @@
+"""The groups behind low-latency calls: one for the rows, on the path for few tokens, whose slots are used
+in turns, and a small one for the weights, which come with the combine only and follow the rows.
+
+Ranks that are left out are masked in both.
+"""
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any, Sequence
+
+from ... import ep
+from ...errors import InvalidArgument
+from .ranks import Rank
+from .settings import Settings
+from .world import Shape
+
+__all__ = ["MOST_TOKENS", "SLOTS", "FewWorld", "options_of"]
+
+#: Results that may be held at a time: a dispatch ends the one before the last.
+SLOTS = 2
+#: Of a rank in a call.
+MOST_TOKENS = 1024
+
+
+def options_of(shape: Shape, tokens: int, wait: float, shrink: bool) -> ep.Options:
+    """Of the group for the rows."""
+    return ep.Options(
+        experts=shape.experts, top_k=shape.top_k, max_tokens=tokens, hidden=shape.hidden,
+        wide_ids=shape.wide_ids, slots=0, fall_back=False, small_tokens=tokens, small_slots=SLOTS,
+        wait=wait, cast=shape.cast, expert_alignment=1, host_counts=False, masks=shrink,
+        mask_late=shrink)
+
+
+class FewWorld:
+    """The groups of all ranks for calls of one shape. Collective to make."""
+
+    def __init__(self, rank: Rank, shape: Shape, tokens: int, settings: Settings, shrink: bool) -> None:
+        self.rank, self.shape, self.timeout = rank, shape, settings.timeout
+        mine = [dataclasses.asdict(shape), tokens, shrink]
+        for other, data in enumerate(rank.gather(json.dumps(mine).encode(), self.timeout)):
+            if json.loads(data) != mine:
+                raise InvalidArgument(f"deep_ep: rank {rank.rank()} calls with {mine}, and rank {other} "
+                                      f"with {json.loads(data)}: all ranks make the same calls")
+        if tokens > MOST_TOKENS:
+            raise InvalidArgument(f"deep_ep: num_max_dispatch_tokens_per_rank = {tokens} must be at most "
+                                  f"{MOST_TOKENS}; dispatch() is for more")
+        options = options_of(shape, tokens, settings.wait, shrink)
+        self.group: ep.Group = rank.make(ep.Group, options, self.timeout)
+        columns = -(-shape.top_k // 4) * 4
+        self._weights: ep.Group = rank.make(ep.Group, dataclasses.replace(
+            options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0, statistics=False),
+            self.timeout)
+        self._columns = columns
+        self._pending: dict[int, bool] = {}  # masks that the twin has not run yet
+
+    @property
+    def groups(self) -> Sequence[ep.Group]:
+        return self.group, self._weights
+
+    def run(self) -> None:
+        """What was called, in the twin; on GPUs it runs by itself."""
+        for group in self.groups:
+            self.rank.meet(group, self.timeout)
+        self._pending.clear()
+
+    def bring_weights(self, frame: Any, handle: ep.Handle, ids: Any, weights: Any) -> None:
+        """The weights of this rank's tokens go the ways of the tokens and into the handle."""
+        rows = frame.contiguous(frame.pad_columns(weights, self._columns, 0))
+        sent = self._weights.dispatch(rows, frame.contiguous(ids), rank=self.rank.rank())
+        self.rank.meet(self._weights, self.timeout)
+        frame.copy(handle.received.weights, sent.received.rows[:, :self.shape.top_k])
+        sent.close()
+
+    # ---- ranks that are left out -------------------------------------------------------------------
+
+    def _stream(self) -> Any:
+        return None if self.rank.twin else sys.modules["torch"].cuda.current_stream()
+
+    def mask(self, peer: int, masked: bool) -> None:
+        for group in self.groups:
+            group.mask(peer, masked, rank=self.rank.rank(), stream=self._stream())
+        self._pending[peer] = masked
+
+    def add_masks(self, frame: Any, told: Any) -> None:
+        """``told``, int32 [ranks], becomes 1 for each rank that is left out."""
+        mine = self.rank.rank()
+        if self.rank.twin:
+            out = {peer for group in self.groups for peer in group.masked(rank=mine)}
+            for peer in range(self.rank.size()):
+                if self._pending.get(peer, peer in out):
+                    told[peer] = 1
+            return
+        for group in self.groups:
+            words = frame.empty((self.rank.size(),), told.dtype, told)
+            group.read_mask(words, rank=mine)
+            frame.copy(told, told | words)
+
+    def close(self) -> None:
+        for group in self.groups:
+            self.rank.leave(group)
