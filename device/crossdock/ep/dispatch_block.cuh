@@ -109,10 +109,10 @@ struct EpDispatchBlock {
 
   // All rows of this block for `peer` are there. A rank that has been masked meanwhile, perhaps by
   // this block, may lack some: it is not told. What all threads have done comes before.
-  CROSSDOCK_DEVICE void signal_rows(u32 peer CROSSDOCK_SITE) const {
-    if (!fixed()) return signal_counter(p.view.map(arrivals(rank()), peer), 1 CROSSDOCK_PASS_SITE);
-    if (p.masking.late && is_masked(masked_ranks(p.masking CROSSDOCK_PASS_SITE), peer)) return;
-    ptx::st_release_sys(p.view.map(block_flag(rank(), block), peer), epoch CROSSDOCK_PASS_SITE);
+  CROSSDOCK_DEVICE void signal_rows(u32 peer) const {
+    if (!fixed()) return signal_counter(p.view.map(arrivals(rank()), peer), 1);
+    if (p.masking.late && is_masked(masked_ranks(p.masking), peer)) return;
+    ptx::st_release_sys(p.view.map(block_flag(rank(), block), peer), epoch);
   }
 
   // Waits for a tagged word of `peer`, which is masked if it does not come and may be late: then
