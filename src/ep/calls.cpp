@@ -30,17 +30,6 @@ device::EpOutputLayout Core::output_of(const Tokens& t, u32 capacity) const {
        .top_k = options_.top_k});
 }
 
-Result<const Core::Variant*> Core::choose(const Tokens& t, u32 groups) const {
-  const DispatchShape shape = shape_of(t.row_bytes, t.cast, groups);
-  for (const Variant& variant : variants_)
-    if (variant.config.cast == t.cast &&
-        dispatch_shared_bytes(variant.config, shape) <= kMaxSharedBytes)
-      return &variant;
-  return make_error(
-      Code::kUnsupported,
-      fmt::format("ep dispatch: no kernel for rows of {} bytes was prepared", t.row_bytes));
-}
-
 Result<symm::LaunchShape> Core::shape(const symm::Rank& rank, u32 grid, StreamPtr stream,
                                       std::optional<cuda::Stream>& kept) const {
   symm::LaunchShape shape{.grid = grid, .overlap = options_.overlap_launches};
@@ -67,10 +56,15 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   CROSSDOCK_TRY(state, find(r));
   CROSSDOCK_CHECK_OK(check_tokens(r, t, how));
   CROSSDOCK_TRY(small, takes_small(t, how));
-  if (small) return dispatch_small(*state, t, {most_tokens(how), true}, stream);
   CROSSDOCK_TRY(like, reused(r, t, how));
+  const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
+  if (how.expanded != nullptr) CROSSDOCK_CHECK_OK(check_expansion(r, t, weights, *how.expanded));
+  if (small) {
+    CROSSDOCK_TRY(handle, dispatch_small(*state, t, {most_tokens(how), true}, stream));
+    return expand_afterwards(std::move(handle), how.expanded, stream);
+  }
   const auto geometry = device::EpTokens::make(t.count, dispatch_blocks_[r]);
-  CROSSDOCK_TRY(variant, choose(t, geometry.groups));
+  CROSSDOCK_CHECK_OK(can_dispatch(t, geometry.groups));
   symm::Rank& rank = group_->rank(r);
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, geometry.blocks, stream, kept));
@@ -97,10 +91,13 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
                .sent_ends = earlier.sent_ends(),
                .expert_counts = earlier.expert_counts()};
   }
-  CROSSDOCK_CHECK_OK(launcher_->launch(rank, variant->kernel, launch_shape, p));
+  const bool beside = how.expanded != nullptr && options_.expand_sms != 0 && like == nullptr;
+  CROSSDOCK_CHECK_OK(
+      launch_dispatch(*state, t, p, {slot, beside ? how.expanded : nullptr}, launch_shape));
   CROSSDOCK_CHECK_OK(copy_out(*state, placement, p, like, launch_shape));
-  const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
-  return make_handle(*state, placement, {p.tokens, p.output, p.result, weights, p.stride});
+  Handle handle = make_handle(*state, placement, {p.tokens, p.output, p.result, weights, p.stride});
+  handle.state_->grouped = beside;
+  return expand_afterwards(std::move(handle), beside ? nullptr : how.expanded, stream);
 }
 
 Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream) {

@@ -136,23 +136,22 @@ Result<> Core::check_experts(const Handle::State& h, const ExpertOutput& from) c
 }
 
 // A plane is wanted when its pointer is set; what is wanted must have been delivered.
-Result<> Core::check_expanded(const Handle& handle, const Expanded& to) const {
-  const Received& got = handle.received();
-  const u64 experts = handle.state_->experts;
+Result<> Core::check_expanded(const Copied& from, const Expanded& to) const {
+  const u64 experts = device::EpExperts::make(options_.experts, window_.world).count(from.rank);
   if (u64{to.rows_per_expert} * experts > to.places)
     return invalid_argument(
         fmt::format("ep expand_rows: places = {} must be at least {} experts of the rank with "
                     "rows_per_expert = {}",
                     to.places, experts, to.rows_per_expert));
   if (to.rows != nullptr && (!on_sixteen(to.rows, to.row_stride) ||
-                             (to.row_stride != 0 && to.row_stride < got.row_bytes)))
+                             (to.row_stride != 0 && to.row_stride < from.row_bytes)))
     return invalid_argument(
         fmt::format("ep expand_rows: rows at {} with a stride of {} bytes must lie on multiples of "
                     "16, one row of {} bytes apart or more",
-                    to.rows, to.row_stride, got.row_bytes));
-  if (to.scales != nullptr && got.scales == nullptr)
+                    to.rows, to.row_stride, from.row_bytes));
+  if (to.scales != nullptr && from.scale_bytes == 0)
     return invalid_argument("ep expand_rows: the dispatch had no scales: leave scales empty");
-  const u64 least = to.scales_by_column ? to.places : got.scale_bytes;
+  const u64 least = to.scales_by_column ? to.places : from.scale_bytes;
   if (to.scales != nullptr && (reinterpret_cast<std::uintptr_t>(to.scales) % 4 != 0 ||
                                (to.scale_stride != 0 && to.scale_stride < least) ||
                                (!to.scales_by_column && to.scale_stride % 4 != 0)))
@@ -161,14 +160,14 @@ Result<> Core::check_expanded(const Handle& handle, const Expanded& to) const {
                     "bytes, {} {} apart or more",
                     to.scales, to.scale_stride, least,
                     to.scales_by_column ? "words from column to column" : "bytes from row to row"));
-  if (to.weights != nullptr && !handle.state_->weights)
+  if (to.weights != nullptr && !from.weights)
     return invalid_argument("ep expand_rows: the dispatch had no weights: leave weights empty");
   if (reinterpret_cast<std::uintptr_t>(to.weights) % 4 != 0 ||
       reinterpret_cast<std::uintptr_t>(to.sources) % 4 != 0)
     return invalid_argument(
         fmt::format("ep expand_rows: weights at {} and sources at {} must lie on multiples of 4",
                     static_cast<const void*>(to.weights), static_cast<const void*>(to.sources)));
-  const Where where{handle.rank(), "expand_rows"};
+  const Where where{from.rank, "expand_rows"};
   CROSSDOCK_CHECK_OK(check_memory(where, to.rows, "rows"));
   CROSSDOCK_CHECK_OK(check_memory(where, to.scales, "scales"));
   CROSSDOCK_CHECK_OK(check_memory(where, to.weights, "weights"));

@@ -54,16 +54,25 @@ DispatchShape Core::shape_of(u32 row_bytes, bool cast, u32 groups) const {
           .wide_ids = options_.wide_ids,
           .world = window_.world,
           .experts = options_.experts,
-          .groups = groups};
+          .groups = groups,
+          .flags = options_.expand_sms != 0};
 }
 
 Result<> Core::prepare_variant(const DispatchShape& shape, Deadline deadline) {
   CROSSDOCK_TRY(config, choose_dispatch(shape));
-  for (const Variant& known : variants_)
-    if (known.config.dispatch_warps == config.dispatch_warps && known.config.cast == config.cast)
-      return {};
-  CROSSDOCK_TRY(ref, dispatch_kernel(config));
+  const auto is_known = [&](const auto& known) {
+    return known.config.dispatch_warps == config.dispatch_warps && known.config.cast == config.cast;
+  };
   const symm::BlockShape block{.threads = config.threads(), .shared_bytes = kMaxSharedBytes};
+  if (shape.flags) {
+    if (std::any_of(expanded_variants_.begin(), expanded_variants_.end(), is_known)) return {};
+    CROSSDOCK_TRY(expanded, expanded_dispatch_kernel(config));
+    CROSSDOCK_TRY(kernel, launcher_->prepare(expanded, block, deadline));
+    expanded_variants_.push_back({config, std::move(kernel)});
+    return {};
+  }
+  if (std::any_of(variants_.begin(), variants_.end(), is_known)) return {};
+  CROSSDOCK_TRY(ref, dispatch_kernel(config));
   CROSSDOCK_TRY(kernel, launcher_->prepare(ref, block, deadline));
   variants_.push_back({config, std::move(kernel)});
   return {};
@@ -101,6 +110,7 @@ Result<> Core::prepare_rank(u32 r) {
   state.previous = std::move(previous);
   CROSSDOCK_TRY(mask, rank.allocate_state(sizeof(device::EpMask)));
   state.mask = std::move(mask);
+  if (options_.expand_sms != 0) CROSSDOCK_CHECK_OK(prepare_pieces(state));
   if (options_.statistics) {
     CROSSDOCK_TRY(selections, rank.allocate(experts * 8));
     CROSSDOCK_TRY(waits, rank.allocate(u64{window_.world} * 8));
@@ -115,6 +125,7 @@ Result<> Core::prepare_rank(u32 r) {
   d.common = rank.common(KernelId::kEpDispatch, options_.wait);
   d.view = rank.view();
   d.areas = window_.areas;
+  d.flags = window_.flags;
   d.experts = device::EpExperts::make(options_.experts, window_.world);
   d.input.top_k = options_.top_k;
   d.statistics = {state.selections.as<u64>(), state.waits.as<u64>()};

@@ -36,7 +36,8 @@ struct RankState {
   symm::LocalMemory previous;  // [2][most experts]
   symm::LocalMemory selections;
   symm::LocalMemory waits;
-  symm::LocalMemory mask;  // EpMask
+  symm::LocalMemory mask;    // EpMask
+  symm::LocalMemory pieces;  // with expand_sms: [expand_sms][most experts] epoch words
   SlotLayout layout;
   SlotLayout small_layout;
   // Those of the window first, then small ones. Slots are never taken away, so that a copy is made
@@ -92,6 +93,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> read_mask(u32 rank, std::int32_t* told, StreamPtr stream);
   Result<u32> masked(u32 rank, Deadline deadline);
   Result<Grouped> group_rows(const Handle& handle, StreamPtr stream);
+  Result<Grouped> grouped(const Handle& handle);
   Result<> expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream);
   Result<> reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream);
   Result<> reserve_copies(u32 rank, u32 copies);
@@ -126,6 +128,10 @@ class Core : public std::enable_shared_from_this<Core> {
   struct Variant {
     device::EpDispatchConfig config;
     symm::Prepared<device::EpDispatchParams> kernel;
+  };
+  struct ExpandedVariant {
+    device::EpDispatchConfig config;
+    symm::Prepared<device::EpExpandedDispatchParams> kernel;
   };
   Core() = default;
   Result<> prepare_kernels(Deadline deadline);
@@ -171,7 +177,14 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> check_tokens(u32 rank, const Tokens& tokens, const DispatchOptions& how) const;
   Result<> check_combined(const Handle::State& handle, const device::EpCombineOutput& to) const;
   Result<> check_experts(const Handle::State& handle, const ExpertOutput& from) const;
-  Result<> check_expanded(const Handle& handle, const Expanded& to) const;
+  // What is copied by expert.
+  struct Copied {
+    u32 rank;
+    u32 row_bytes;
+    u32 scale_bytes;  // 0: no scales
+    bool weights;
+  };
+  Result<> check_expanded(const Copied& from, const Expanded& to) const;
   Result<> check_by_place(const Handle& handle, const ByPlace& outputs, u64 stride) const;
   // ---- calls.cpp, placement.cpp
   Result<RankState*> find(u32 rank);
@@ -206,11 +219,25 @@ class Core : public std::enable_shared_from_this<Core> {
     u32 stride;  // places from source to source; 0: rows without gaps
   };
   Handle make_handle(RankState& state, const Placement& placement, const Dispatched& dispatched);
+  // ---- expanded.cpp
+  Result<> prepare_pieces(RankState& state);
+  Result<> can_dispatch(const Tokens& tokens, u32 groups) const;
+  Result<> check_expansion(u32 rank, const Tokens& tokens, bool weights, const Expanded& to) const;
+  // Lists and copies that a dispatch makes itself; `to` null: none.
+  struct Beside {
+    const Slot& slot;
+    const Expanded* to;
+  };
+  Result<> launch_dispatch(const RankState& state, const Tokens& tokens,
+                           const device::EpDispatchParams& params, const Beside& beside,
+                           symm::LaunchShape shape);
+  Result<Handle> expand_afterwards(Handle handle, const Expanded* to, StreamPtr stream);
   // ---- grouping.cpp
+  [[nodiscard]] static device::EpExpanded expanded_of(const Copied& from, const Expanded& to);
   Result<Slot*> grouped_slot(const Handle& handle, const char* call);
-  Result<const Variant*> choose(const Tokens& tokens, u32 groups) const;
   [[nodiscard]] DispatchShape shape_of(u32 row_bytes, bool cast, u32 groups) const;
   [[nodiscard]] device::EpArrived arrived_of(const Handle& handle) const;
+  [[nodiscard]] device::EpGrouping grouping_of(const Slot& slot) const;
   [[nodiscard]] device::EpOutputLayout output_of(const Tokens& tokens, u32 capacity) const;
 
   Options options_;
@@ -222,6 +249,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::unique_ptr<symm::Group> group_;  // outlives the memory of the ranks
   std::optional<symm::Launcher> launcher_;
   std::vector<Variant> variants_;
+  std::vector<ExpandedVariant> expanded_variants_;  // instead, with expand_sms
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
   std::vector<SmallVariant> small_variants_;
   std::optional<symm::Prepared<device::EpCombineParams>> small_combine_;

@@ -100,6 +100,9 @@ Result<std::uint64_t> Group::output_bytes(const Tokens& tokens) const {
 Result<Grouped> Group::group_rows(const Handle& handle, StreamPtr stream) {
   return core_->group_rows(handle, stream);
 }
+Result<Grouped> Group::grouped(const Handle& handle) const {
+  return core_->grouped(handle);
+}
 Result<> Group::reduce_rows(const Handle& handle, const void* by_place, std::uint64_t stride,
                             bool weighted, StreamPtr stream) {
   return core_->reduce_rows(handle, {.rows = by_place, .row_stride = stride, .weighted = weighted},

@@ -48,18 +48,14 @@ Result<Slot*> Core::grouped_slot(const Handle& handle, const char* call) {
   return state->slots[h->slot].get();
 }
 
-namespace {
-
-device::EpGrouping grouping_of(const Slot& slot, u32 alignment) {
+device::EpGrouping Core::grouping_of(const Slot& slot) const {
   return {.offsets = slot.offsets(),
           .aligned = slot.aligned(),
           .rows = slot.places(),
           .positions = slot.positions(),
           .weights = nullptr,  // written by group_rows only
-          .alignment = alignment};
+          .alignment = options_.expert_alignment};
 }
-
-}  // namespace
 
 Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   CROSSDOCK_TRY(slot, grouped_slot(handle, "group_rows"));
@@ -67,7 +63,7 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   device::EpGroupRowsParams p{};
   p.common = rank.common(device::KernelId::kEpGroupRows, options_.wait);
   p.arrived = arrived_of(handle);
-  p.grouping = grouping_of(*slot, options_.expert_alignment);
+  p.grouping = grouping_of(*slot);
   p.grouping.weights = handle.state_->weights ? slot->place_weights() : nullptr;
   p.pieces = slot->pieces();
   const u32 blocks = list_pieces(options_, window_, handle.received().capacity);
@@ -79,40 +75,56 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
     p.step = device::EpGroupStep::kWrite;
   }
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, *group_rows_, launch_shape, p));
-  return Grouped{.offsets = p.grouping.offsets,
-                 .aligned_counts = p.grouping.aligned,
-                 .rows = p.grouping.rows,
-                 .positions = p.grouping.positions,
-                 .weights = p.grouping.weights,
+  handle.state_->grouped = true;
+  return grouped(handle);
+}
+
+Result<Grouped> Core::grouped(const Handle& handle) {
+  CROSSDOCK_TRY(slot, grouped_slot(handle, "grouped"));
+  if (!handle.state_->grouped)
+    return invalid_argument(
+        "ep grouped: the rows of this handle have not been listed: call group_rows() first, or "
+        "dispatch with DispatchOptions::expanded");
+  return Grouped{.offsets = slot->offsets(),
+                 .aligned_counts = slot->aligned(),
+                 .rows = slot->places(),
+                 .positions = slot->positions(),
+                 .weights = handle.state_->weights ? slot->place_weights() : nullptr,
                  .places = most_places(options_, window_, handle.received().capacity)};
+}
+
+device::EpExpanded Core::expanded_of(const Copied& from, const Expanded& to) {
+  const u64 dense_scales =
+      to.scales_by_column ? device::round_up(u64{to.places}, u64{4}) : from.scale_bytes;
+  return {.rows = static_cast<u8*>(to.rows),
+          .scales = static_cast<u8*>(to.scales),
+          .weights = to.weights,
+          .sources = reinterpret_cast<device::EpSource*>(to.sources),
+          .row_stride = to.row_stride == 0 ? from.row_bytes : to.row_stride,
+          .scale_stride = to.scale_stride == 0 ? dense_scales : to.scale_stride,
+          .places = to.places,
+          .rows_per_expert = to.rows_per_expert,
+          .scales_by_column = to.scales_by_column};
 }
 
 Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream) {
   CROSSDOCK_TRY(slot, grouped_slot(handle, "expand_rows"));
-  CROSSDOCK_CHECK_OK(check_expanded(handle, to));
   const symm::Rank& rank = group_->rank(handle.rank());
   const Received& got = handle.received();
+  const Copied copied{handle.rank(), got.row_bytes, got.scales == nullptr ? 0 : got.scale_bytes,
+                      handle.state_->weights};
+  CROSSDOCK_CHECK_OK(check_expanded(copied, to));
   device::EpExpandRowsParams p{};
   p.common = rank.common(device::KernelId::kEpExpandRows, options_.wait);
   p.arrived = arrived_of(handle);
-  p.grouping = grouping_of(*slot, options_.expert_alignment);
+  p.grouping = grouping_of(*slot);
   p.from = {.rows = static_cast<const u8*>(got.rows),
             .scales = static_cast<const u8*>(got.scales),
             .tokens = got.tokens,
             .row_bytes = got.row_bytes,
             .scale_bytes = got.scale_bytes,
             .scale_columns = got.scale_columns};
-  const u64 dense_scales =
-      to.scales_by_column ? device::round_up(u64{to.places}, u64{4}) : got.scale_bytes;
-  p.to = {.rows = static_cast<u8*>(to.rows),
-          .scales = static_cast<u8*>(to.scales),
-          .weights = to.weights,
-          .sources = reinterpret_cast<device::EpSource*>(to.sources),
-          .row_stride = to.row_stride == 0 ? got.row_bytes : to.row_stride,
-          .scale_stride = to.scale_stride == 0 ? dense_scales : to.scale_stride,
-          .places = to.places,
-          .rows_per_expert = to.rows_per_expert,
-          .scales_by_column = to.scales_by_column};
+  p.to = expanded_of(copied, to);
   const u32 stage_bytes = expand_rows_variant().stage_bytes;
   p.parts = device::ceil_div(got.row_bytes, stage_bytes);
   p.part_bytes = device::round_up(device::ceil_div(got.row_bytes, p.parts), 16u);

@@ -22,6 +22,7 @@ struct Handle::State {
   Placement placement;
   bool weights = false;  // have been delivered
   bool arrived = true;   // false between the halves of a dispatch
+  bool grouped = false;  // lists of its rows have been asked for
   // For the second half of a small dispatch, beside what the slot's parameters say.
   device::EpOutputLayout output{};
   device::EpDispatchResult result{};

@@ -166,6 +166,10 @@ Result<Handle> Core::dispatch_send(u32 r, const Tokens& t, const DispatchOptions
   if (how.path == Path::kAuto) how.path = Path::kSmall;
   CROSSDOCK_CHECK_OK(check_tokens(r, t, how));
   CROSSDOCK_TRY(small, takes_small(t, how));
+  if (how.expanded != nullptr)
+    return invalid_argument(
+        "ep dispatch_send: a half makes no copies by expert: leave DispatchOptions::expanded empty "
+        "and call group_rows() and expand_rows() after dispatch_receive()");
   if (!small)
     return invalid_argument(
         "ep dispatch_send: only the small path has halves: use Path::kSmall, or dispatch()");

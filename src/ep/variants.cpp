@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/variants.hpp"
 
+#include <algorithm>
 #include <array>
 #include <fmt/format.h>
 #include <utility>
@@ -10,6 +11,7 @@
 #include <crossdock/kernel/ep_combine.cuh>
 #include <crossdock/kernel/ep_copy_rows.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
+#include <crossdock/kernel/ep_dispatch_expanded.cuh>
 #include <crossdock/kernel/ep_expand_rows.cuh>
 #include <crossdock/kernel/ep_group_rows.cuh>
 #include <crossdock/kernel/ep_mask.cuh>
@@ -44,6 +46,16 @@ constexpr std::array<EpDispatchConfig, 12> kDispatches = {{
     {.dispatch_warps = 8, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = true},
     {.dispatch_warps = 4, .stages = 1, .notify_warps = 2, .cast = true, .wide_ids = true},
 }};
+// The same with flags of rows, and blocks that copy.
+constexpr auto kFlagged = [] {
+  auto all = kDispatches;
+  for (EpDispatchConfig& config : all) {
+    config.flag_warps = 1;
+    config.copy_stages = 2;
+    config.copy_stage_bytes = 7168;
+  }
+  return all;
+}();
 constexpr EpExpandRowsConfig kExpand{.warps = 8, .stages = 3, .stage_bytes = 7168};
 constexpr EpCombineConfig kPull{.warps = 8,
                                 .stages = 2,
@@ -93,14 +105,25 @@ KernelRef<EpCombineParams> combine() {
       Member{"send_notes", &C::send_notes}, Member{"small", &C::small});
 }
 
-template <EpDispatchConfig kConfig>
-KernelRef<EpDispatchParams> dispatch() {
+template <EpDispatchConfig kConfig, class Params>
+KernelRef<Params> dispatch_of(const char* name, void (*twin)(const Params&)) {
   using C = EpDispatchConfig;
   return make_kernel<kConfig>(
-      KernelId::kEpDispatch, "ep_dispatch", "EpDispatchConfig", &kernel::ep_dispatch<kConfig>,
+      KernelId::kEpDispatch, name, "EpDispatchConfig", twin,
       Member{"dispatch_warps", &C::dispatch_warps}, Member{"stages", &C::stages},
       Member{"notify_warps", &C::notify_warps}, Member{"cast", &C::cast},
-      Member{"wide_ids", &C::wide_ids});
+      Member{"wide_ids", &C::wide_ids}, Member{"flag_warps", &C::flag_warps},
+      Member{"copy_stages", &C::copy_stages}, Member{"copy_stage_bytes", &C::copy_stage_bytes});
+}
+
+template <EpDispatchConfig kConfig>
+KernelRef<EpDispatchParams> dispatch() {
+  return dispatch_of<kConfig>("ep_dispatch", &kernel::ep_dispatch<kConfig>);
+}
+
+template <EpDispatchConfig kConfig>
+KernelRef<EpExpandedDispatchParams> expanded_dispatch() {
+  return dispatch_of<kConfig>("ep_dispatch_expanded", &kernel::ep_dispatch_expanded<kConfig>);
 }
 
 bool same(const EpDispatchConfig& a, const EpDispatchConfig& b) {
@@ -115,20 +138,33 @@ KernelRef<EpDispatchParams> find(const EpDispatchConfig& config, std::index_sequ
    ...);
   return found;
 }
+template <std::size_t... kIndex>
+KernelRef<EpExpandedDispatchParams> find_expanded(const EpDispatchConfig& config,
+                                                  std::index_sequence<kIndex...>) {
+  KernelRef<EpExpandedDispatchParams> found;
+  ((same(kFlagged[kIndex], config) ? void(found = expanded_dispatch<kFlagged[kIndex]>()) : void()),
+   ...);
+  return found;
+}
 
 }  // namespace
 
-std::vector<EpDispatchConfig> dispatch_variants() {
-  return {kDispatches.begin(), kDispatches.end()};
+std::vector<EpDispatchConfig> dispatch_variants(bool flags) {
+  const auto& all = flags ? kFlagged : kDispatches;
+  return {all.begin(), all.end()};
 }
 
 u32 dispatch_shared_bytes(const EpDispatchConfig& config, const DispatchShape& shape) {
-  return ep_dispatch_shared(config, shape.input_row_bytes, shape.world, shape.experts, shape.groups)
-      .bytes;
+  const u32 sends =
+      ep_dispatch_shared(config, shape.input_row_bytes, shape.world, shape.experts, shape.groups)
+          .bytes;
+  if (config.flag_warps == 0) return sends;
+  const u32 experts = EpExperts::make(shape.experts, shape.world).most();
+  return std::max(sends, ep_copy_shared(config, shape.world, experts).bytes);
 }
 
 Result<EpDispatchConfig> choose_dispatch(const DispatchShape& shape) {
-  for (const EpDispatchConfig& config : kDispatches)
+  for (const EpDispatchConfig& config : shape.flags ? kFlagged : kDispatches)
     if (config.cast == shape.cast && config.wide_ids == shape.wide_ids &&
         dispatch_shared_bytes(config, shape) <= kMaxSharedBytes)
       return config;
@@ -143,6 +179,14 @@ Result<KernelRef<EpDispatchParams>> dispatch_kernel(const EpDispatchConfig& conf
   auto found = find(config, std::make_index_sequence<kDispatches.size()>());
   if (found.twin == nullptr)
     return invalid_argument("ep: this configuration of ep_dispatch is not in the list");
+  return found;
+}
+
+Result<KernelRef<EpExpandedDispatchParams>> expanded_dispatch_kernel(
+    const EpDispatchConfig& config) {
+  auto found = find_expanded(config, std::make_index_sequence<kFlagged.size()>());
+  if (found.twin == nullptr)
+    return invalid_argument("ep: this configuration of ep_dispatch_expanded is not in the list");
   return found;
 }
 

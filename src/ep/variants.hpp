@@ -9,6 +9,7 @@
 #include <crossdock/layout/ep_combine.cuh>
 #include <crossdock/layout/ep_copy.cuh>
 #include <crossdock/layout/ep_dispatch.cuh>
+#include <crossdock/layout/ep_expanded.cuh>
 #include <crossdock/layout/ep_grouping.cuh>
 #include <crossdock/layout/ep_packets.cuh>
 #include <crossdock/layout/ep_small.cuh>
@@ -28,6 +29,7 @@ struct DispatchShape {
   device::u32 world = 1;
   device::u32 experts = 1;
   device::u32 groups = 1;  // of 32 tokens in a block
+  bool flags = false;      // of rows, for blocks that copy them as they come
 };
 
 // The scales of a cast row, padded to what a bulk store takes.
@@ -35,12 +37,14 @@ constexpr device::u32 cast_scale_bytes(device::u32 hidden) {
   return device::round_up(device::ceil_div(hidden, device::kEpScaleGroup) * 4, 16u);
 }
 
-std::vector<device::EpDispatchConfig> dispatch_variants();
+std::vector<device::EpDispatchConfig> dispatch_variants(bool flags = false);
 // The first variant that fits; kUnsupported when none does.
 Result<device::EpDispatchConfig> choose_dispatch(const DispatchShape& shape);
 device::u32 dispatch_shared_bytes(const device::EpDispatchConfig& config,
                                   const DispatchShape& shape);
 Result<symm::KernelRef<device::EpDispatchParams>> dispatch_kernel(
+    const device::EpDispatchConfig& config);
+Result<symm::KernelRef<device::EpExpandedDispatchParams>> expanded_dispatch_kernel(
     const device::EpDispatchConfig& config);
 
 // Of few tokens: the most warps that fit.

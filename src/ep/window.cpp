@@ -68,6 +68,26 @@ Result<> check_small(const Options& o) {
                                         o.small_sms, device::kEpMaxSendBlocks, kDefaultSmallSms));
   return {};
 }
+Result<> check_expanding(const Options& o, u32 world) {
+  if (o.expand_sms == 0) return {};
+  const u32 experts = device::EpExperts::make(o.experts, world).most();
+  if (o.expand_sms > device::kEpMaxBlocks)
+    return invalid_argument(fmt::format("ep: expand_sms = {} must be at most {}, or 0",
+                                        o.expand_sms, device::kEpMaxBlocks));
+  if (o.expert_alignment == 0)
+    return invalid_argument(fmt::format(
+        "ep: expand_sms = {} needs expert_alignment, on whose multiples the rows of experts begin",
+        o.expand_sms));
+  if (o.masks)
+    return invalid_argument(fmt::format(
+        "ep: expand_sms = {} is not made for masks = true: use expand_rows() there", o.expand_sms));
+  if (experts > device::kEpMostExpanded)
+    return invalid_argument(
+        fmt::format("ep: expand_sms = {} is made for at most {} experts a rank, not {}: use "
+                    "expand_rows() there",
+                    o.expand_sms, device::kEpMostExpanded, experts));
+  return {};
+}
 Result<> check_rows(const Options& o, u32 row_bytes, u32 scale_bytes) {
   if (o.hidden == 0 || o.hidden % 8 != 0)
     return invalid_argument(fmt::format(
@@ -179,6 +199,7 @@ void add_small(Window& window, const Options& options) {
 Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_numbers(options, world));
   CROSSDOCK_CHECK_OK(check_small(options));
+  CROSSDOCK_CHECK_OK(check_expanding(options, world));
   Window window;
   window.world = world;
   window.capacity = world * options.max_tokens;
@@ -193,6 +214,9 @@ Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_senders(options, combines, world));
   window.areas = device::add_ep(window.layout, world, options.experts,
                                 *std::max_element(blocks.begin(), blocks.end()), options.masks);
+  if (options.expand_sms != 0)
+    window.flags =
+        device::add_ep_flags(window.layout, world, window.capacity, window.areas.most_blocks);
   window.control_bytes = window.layout.bytes;
   window.output_bytes = device::ep_output_layout({.capacity = window.capacity,
                                                   .row_bytes = window.row_bytes,
@@ -216,6 +240,9 @@ Result<Window> make_window(const Options& options, u32 world) {
   return window;
 }
 
+u64 piece_words(const Options& options, const Window& window) {
+  return u64{options.expand_sms} * window.areas.most_experts;
+}
 u64 routes_bytes(const Options& options, const Window& window, u32 rank) {
   const u32 blocks = dispatch_blocks(options, window.world)[rank];
   return device::EpTokens::most_routes(options.max_tokens, blocks, window.world) *
@@ -255,7 +282,8 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   }
   const u64 small = small_slot_layout(options, window).local_bytes + sizeof(device::EpState) +
                     sizeof(device::EpSmallState);
-  out.local_bytes = sizeof(device::EpState) + local + window.small.size() * small;
+  out.local_bytes = sizeof(device::EpState) + local + window.small.size() * small +
+                    piece_words(options, window) * sizeof(u64);
   if (options.fall_back) out.copy_bytes = copy;
   return out;
 }

@@ -39,9 +39,10 @@ inline bool left_out(EpBug bug) {
   return testing::g_bug == bug;
 }
 
-inline void maybe_signal_counter(u32* counter, u32 n) {
-  if (left_out(EpBug::kArrivalNotReleased)) return ptx::red_add_relaxed_sys(counter, n);
-  signal_counter(counter, n);
+template <class... Site>
+void maybe_signal_counter(u32* counter, u32 n, Site... site) {
+  if (left_out(EpBug::kArrivalNotReleased)) return ptx::red_add_relaxed_sys(counter, n, site...);
+  signal_counter(counter, n, site...);
 }
 inline bool maybe_wait_flag(const LaunchCommon& c, const u32* flag, u32 epoch, u32 peer) {
   return left_out(EpBug::kNoFlagWait) || wait_flag(c, flag, epoch, peer);
@@ -136,6 +137,11 @@ void plain_dispatch(u64 seed) {
   // Scales of single words: many stores that a release has to wait for.
   dispatch_and_read<kPlain>({.world = 3, .max_tokens = 72, .row_bytes = 64, .scale_bytes = 60},
                             seed);
+}
+// Few tokens at many ranks: somebody's last block always tells late.
+void many_ranks_dispatch(u64 seed) {
+  dispatch_and_read<kPlain>(
+      {.world = 8, .max_tokens = 6, .row_bytes = 16, .scale_bytes = 124, .blocks = {1}}, seed);
 }
 void cast_dispatch(u64 seed) {
   dispatch_and_read<kCast>({.world = 2, .max_tokens = 14, .row_bytes = 512, .cast = true}, seed);
@@ -232,27 +238,28 @@ TEST_P(EpMutation, IsFoundWithinThirtyTwoSeeds) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Bugs, EpMutation,
-    ::testing::Values(Planted{"no_stage_wait_in_expand", EpBug::kNoStageWait, expand_and_read},
-                      Planted{"no_bulk_wait_in_expand", EpBug::kNoBulkWait, expand_and_read},
-                      Planted{"no_bulk_wait_read_in_expand", EpBug::kNoBulkWaitRead,
-                              expand_and_read},
-                      Planted{"arrival_not_released", EpBug::kArrivalNotReleased, plain_dispatch},
-                      Planted{"no_bulk_wait", EpBug::kNoBulkWait, plain_dispatch},
-                      Planted{"no_bulk_wait_read", EpBug::kNoBulkWaitRead, plain_dispatch},
-                      Planted{"no_sync_warp", EpBug::kNoSyncWarp, plain_dispatch},
-                      Planted{"routes_not_released", EpBug::kRoutesNotReleased, plain_dispatch},
-                      Planted{"no_stage_wait", EpBug::kNoStageWait, plain_dispatch},
-                      Planted{"no_shared_proxy_fence", EpBug::kNoSharedProxyFence, cast_dispatch},
-                      Planted{"no_stage_wait_in_combine", EpBug::kNoStageWait, rounds},
-                      Planted{"no_bulk_wait_in_push", EpBug::kNoBulkWait, push_rounds},
-                      Planted{"no_bulk_wait_read_in_push", EpBug::kNoBulkWaitRead, push_rounds},
-                      Planted{"no_stage_wait_in_push", EpBug::kNoStageWait, push_rounds},
-                      Planted{"no_flag_fence", EpBug::kNoFlagFence, push_rounds},
-                      Planted{"no_flag_wait", EpBug::kNoFlagWait, push_rounds}),
+    ::testing::Values(
+        Planted{"no_stage_wait_in_expand", EpBug::kNoStageWait, expand_and_read},
+        Planted{"no_bulk_wait_in_expand", EpBug::kNoBulkWait, expand_and_read},
+        Planted{"no_bulk_wait_read_in_expand", EpBug::kNoBulkWaitRead, expand_and_read},
+        Planted{"arrival_not_released", EpBug::kArrivalNotReleased, many_ranks_dispatch},
+        Planted{"no_bulk_wait", EpBug::kNoBulkWait, plain_dispatch},
+        Planted{"no_bulk_wait_read", EpBug::kNoBulkWaitRead, plain_dispatch},
+        Planted{"no_sync_warp", EpBug::kNoSyncWarp, plain_dispatch},
+        Planted{"routes_not_released", EpBug::kRoutesNotReleased, plain_dispatch},
+        Planted{"no_stage_wait", EpBug::kNoStageWait, plain_dispatch},
+        Planted{"no_shared_proxy_fence", EpBug::kNoSharedProxyFence, cast_dispatch},
+        Planted{"no_stage_wait_in_combine", EpBug::kNoStageWait, rounds},
+        Planted{"no_bulk_wait_in_push", EpBug::kNoBulkWait, push_rounds},
+        Planted{"no_bulk_wait_read_in_push", EpBug::kNoBulkWaitRead, push_rounds},
+        Planted{"no_stage_wait_in_push", EpBug::kNoStageWait, push_rounds},
+        Planted{"no_flag_fence", EpBug::kNoFlagFence, push_rounds},
+        Planted{"no_flag_wait", EpBug::kNoFlagWait, push_rounds}),
     [](const auto& given) { return std::string(given.param.name); });
 
 TEST(EpMutationControl, WithoutABugAllSeedsPass) {
-  for (const Scenario run : {expand_and_read, plain_dispatch, cast_dispatch, rounds, push_rounds})
+  for (const Scenario run :
+       {expand_and_read, plain_dispatch, many_ranks_dispatch, cast_dispatch, rounds, push_rounds})
     for (u64 seed = 1; seed <= 16; ++seed)
       ASSERT_EQ(failure_of(run, EpBug::kNone, seed), "") << "seed " << seed;
 }

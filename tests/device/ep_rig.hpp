@@ -216,6 +216,7 @@ class EpRig {
     input_ = ep_input_layout(case_.world * case_.max_tokens, case_.combine_bytes, case_.top_k);
     inputs_ = window.add("inputs", kTurns * input_.bytes);
     staging_ = add_ep_staging(window, case_.world, case_.max_tokens, case_.combine_bytes);
+    flags_ = add_ep_flags(window, case_.world, case_.world * case_.max_tokens, case_.most_blocks());
     return window;
   }
   EpDispatchParams make(u32 rank, u32 turn) {
@@ -224,6 +225,7 @@ class EpRig {
     p.common = ranks_.common(rank, KernelId::kEpDispatch);
     p.view = ranks_.view(rank);
     p.areas = areas_;
+    p.flags = flags_;
     p.experts = case_.expert_map();
     p.output = case_.output();
     p.output_offset = outputs_ + u64{turn} * case_.output().bytes;
@@ -290,6 +292,7 @@ class EpRig {
   u64 outputs_ = 0;
   EpInputLayout input_{};
   EpStaging staging_{};
+  EpFlagAreas flags_{};
   u64 inputs_ = 0;
   Ranks ranks_;
   std::vector<EpState*> state_;

@@ -32,20 +32,26 @@ class EpExpandedMemory {
   EpExpandedMemory(symm::Rank& rank, const ep::Handle& handle, const ep::Grouped& grouped,
                    const EpExpandedShape& shape)
       : rank_(&rank), got_(handle.received()), grouped_(grouped), shape_(shape) {
-    const auto soon = Deadline::in(std::chrono::seconds(60));
-    const auto plane = [&](u64 bytes) {
-      auto memory = rank.allocate(std::max<u64>(bytes, 16)).value();
-      EXPECT_TRUE(
-          symm::upload(rank, memory.as<u8>(), std::vector<u8>(memory.bytes(), kPattern), soon)
-              .ok());
-      return memory;
-    };
+    const auto plane = [&](u64 bytes) { return rank.allocate(std::max<u64>(bytes, 16)).value(); };
     row_stride_ = got_.row_bytes + shape.row_gap;
     columns_ = device::round_up(shape.places, u64{4});
     rows_ = plane(shape.places * row_stride_);
     scales_ = plane(columns_ * got_.scale_bytes);
     weights_ = plane(shape.places * 4);
     sources_ = plane(shape.places * sizeof(ep::Source));
+    fill(Deadline::in(std::chrono::seconds(60)));
+  }
+  // The pattern everywhere.
+  void fill(Deadline deadline) {
+    for (const symm::LocalMemory* plane : {&rows_, &scales_, &weights_, &sources_})
+      EXPECT_TRUE(
+          symm::upload(*rank_, plane->as<u8>(), std::vector<u8>(plane->bytes(), kPattern), deadline)
+              .ok());
+  }
+  // Of another dispatch with rows of the same shape.
+  void take(const ep::Handle& handle, const ep::Grouped& grouped) {
+    got_ = handle.received();
+    grouped_ = grouped;
   }
   [[nodiscard]] ep::Expanded to() const {
     return {.places = shape_.places,

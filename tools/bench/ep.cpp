@@ -63,6 +63,15 @@ Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t t
     if (options.beside_gemm)
       CROSSDOCK_CHECK_OK(measure_beside(rig, options, suffix, figures, deadline));
   }
+  for (std::size_t i = 0; options.expanded && i < options.expand_sms.size(); ++i) {
+    const std::uint32_t n = options.expand_sms[i];
+    const std::string own = suffix + (i == 0 ? "" : fmt::format("_{}copy", n));
+    CROSSDOCK_TRY(copying, ranks_of(options, gpus, own + "_expanded"));
+    CROSSDOCK_TRY(
+        rig, EpBenchRig::create(options, copying, {.tokens = tokens, .sms = sms, .expand_sms = n}));
+    CROSSDOCK_CHECK_OK(rig.verify(deadline));
+    CROSSDOCK_CHECK_OK(measure_expanded(rig, options, own, figures, deadline));
+  }
   if (!options.push || ranks.world < 2 || sms == 1) return {};
   CROSSDOCK_TRY(others, ranks_of(options, gpus, suffix + "_push"));
   CROSSDOCK_TRY(rig, EpBenchRig::create(options, others, {tokens, sms, true}));
@@ -178,6 +187,9 @@ void add_ep(CLI::App& group) {
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");
   sub->add_flag("--expanded", options->expanded,
                 "dispatch into the expanded layout too, and combine from it");
+  sub->add_option("--expand-sms", options->expand_sms,
+                  "multiprocessors that copy rows by expert beside a dispatch, e.g. 32 24 48")
+      ->check(CLI::Range(1, 120));
   sub->add_flag("--beside-gemm", options->beside_gemm,
                 "dispatch and combine beside a product on the other multiprocessors too");
   sub->add_flag("--overlap", options->overlap, "launches that overlap the one before them");

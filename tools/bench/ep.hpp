@@ -35,9 +35,10 @@ struct EpBench {
   std::uint32_t top_k = 8;
   // 0: the library's choice. The first gives the figures their plain names.
   std::vector<std::uint32_t> sms = {0, 8, 16, 24};
-  bool skewed = false;       // choices by a Zipf law instead of evenly
-  bool push = false;         // combine by push too
-  bool expanded = false;     // dispatch into the expanded layout too, and combine from it
+  bool skewed = false;    // choices by a Zipf law instead of evenly
+  bool push = false;      // combine by push too
+  bool expanded = false;  // dispatch into the expanded layout too, and combine from it
+  std::vector<std::uint32_t> expand_sms = {32};  // Options::expand_sms there, each in its group
   bool beside_gemm = false;  // dispatch and combine beside a product on the other SMs too
   bool overlap = false;      // Options::overlap_launches
   bool host_counts = true;
@@ -65,6 +66,7 @@ class EpBenchRig {
     std::uint32_t sms = 0;
     bool push = false;
     bool small = false;
+    std::uint32_t expand_sms = 0;
   };
   static Result<EpBenchRig> create(const EpBench& options, const symm::GroupOptions& ranks,
                                    const Shape& shape);
@@ -116,8 +118,12 @@ Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string
 
 // With expanded rows, of the rig's group too (Options::expert_alignment).
 inline constexpr std::uint32_t kEpBenchAlignment = 128;
+// Dispatch, lists and copies one after the other, and combine from the copies.
 Result<> measure_layouts(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                          std::vector<Figure>& figures, Deadline deadline);
+// Of a rig with expand_sms: dispatch with copies beside it, and without.
+Result<> measure_expanded(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                          std::vector<Figure>& figures, Deadline deadline);
 Result<> measure_beside(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                         std::vector<Figure>& figures, Deadline deadline);
 

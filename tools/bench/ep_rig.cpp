@@ -146,6 +146,7 @@ Result<EpBenchRig> EpBenchRig::create(const EpBench& options, const symm::GroupO
     group_options.ep.small_packets = options.small_packets;
   }
   group_options.ep.expert_alignment = options.expanded ? kEpBenchAlignment : 0;
+  group_options.ep.expand_sms = shape.expand_sms;
   group_options.ep.wait = std::chrono::seconds(20);  // a peer may still be loading its kernels
   CROSSDOCK_TRY(group, ep::Group::create(group_options));
   EpBenchRig rig(options, std::move(group), tokens);

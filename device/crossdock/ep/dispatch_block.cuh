@@ -10,6 +10,8 @@
 
 namespace crossdock::device {
 
+inline constexpr u32 kEpBatch = 8;  // loads in flight of a thread
+
 template <EpDispatchConfig kConfig>
 struct EpDispatchBlock {
   static constexpr EpDispatchConfig kVariant = kConfig;
@@ -91,6 +93,16 @@ struct EpDispatchBlock {
   }
   CROSSDOCK_DEVICE EpRoute* global_route(u32 of_block, u32 group) const {
     return p.result.routes + (u64{of_block} * p.tokens.groups + group) * world();
+  }
+
+  CROSSDOCK_DEVICE u32* row_flag(u32 row) const {
+    const u64 index = u64{epoch & 1u} * p.flags.capacity + row;
+    return p.view.at<u32>(p.flags.rows + index * sizeof(u32));
+  }
+  CROSSDOCK_DEVICE u32* told_word(EpTold what, u32 source, u32 of_block) const {
+    const u64 of = (epoch & 1u) * 2 + static_cast<u32>(what);
+    const u64 index = (of * world() + source) * p.areas.most_blocks + of_block;
+    return p.view.at<u32>(p.flags.told + index * sizeof(u32));
   }
 
   // What this rank tells instead of counts after a fault.

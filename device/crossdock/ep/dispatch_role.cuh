@@ -22,7 +22,7 @@
 
 #include <crossdock/ep/cast.cuh>
 #include <crossdock/ep/plan.cuh>
-#include <crossdock/ptx/bulk.cuh>
+#include <crossdock/ep/row_flags.cuh>
 
 namespace crossdock::device {
 
@@ -44,18 +44,21 @@ struct EpDispatchWarp {
   u8* output = nullptr;  // of the lane's destination
   u32 base = 0;          // the block's first row there
   bool pool_left = true;
+  EpNoteWriter<Block> notes;  // with flag warps
 
   CROSSDOCK_DEVICE EpDispatchWarp(const Block& block, u32 index)
       : b(block),
         warp(index),
         lane(lane_index()),
-        fixed(ep_dealt(kConfig.dispatch_warps, b.p.tokens.per_block)) {}
+        fixed(ep_dealt(kConfig.dispatch_warps, b.p.tokens.per_block)),
+        notes(block, index) {}
 
   // Shared memory only.
   CROSSDOCK_DEVICE void prepare() const {
     if (lane == 0) {
       for (u32 i = 0; i < kConfig.stages; ++i)
         ptx::mbarrier_init(full(i), 1);
+      if constexpr (kConfig.flag_warps != 0) notes.prepare();
       ptx::fence_mbarrier_init();
     }
     ptx::sync_warp(kFullMask);
@@ -82,6 +85,7 @@ struct EpDispatchWarp {
     }
     if (!ready) give_up();
     ptx::bulk_wait<0>();
+    if constexpr (kConfig.flag_warps != 0) notes.end();
     return ready;
   }
 
@@ -196,11 +200,16 @@ struct EpDispatchWarp {
       ptx::fence_proxy_async_shared();
       ptx::sync_warp(kFullMask);
       store(place, target);
-      return ok;
+      return note(target) && ok;
     } else {
       store(row(stage), target);
-      return load_next(claimed);
+      return load_next(claimed) && note(target);
     }
+  }
+  // For the flag of the row that has been stored. False when the rank aborts.
+  CROSSDOCK_DEVICE bool note(u32 target) {
+    if constexpr (kConfig.flag_warps != 0) return notes.put(target);
+    return true;
   }
   CROSSDOCK_DEVICE void store(const u8* from, u32 target) const {
     const EpOutputLayout& out = b.p.output;

@@ -33,7 +33,6 @@ struct EpExpertLists {
   u32* total;   // shared [width]
   u32* begins;  // shared [width + 1]
   u32 width;    // experts of a turn
-  u32 part;     // choices of a warp
   u32 first;    // of this warp's choices
   u32 end;
   u32 turn_first = 0;  // expert
@@ -42,17 +41,17 @@ struct EpExpertLists {
   u32 warp;
   u32 lane;
 
-  // `piece` of `pieces` of all `choices`.
+  // The block has the choices from `begin` to `stop`.
   CROSSDOCK_DEVICE EpExpertLists(const EpArrived& rows, const EpGrouping& lists, u32* shared,
-                                 u32 choices, u32 piece, u32 pieces)
+                                 u32 begin, u32 stop)
       : arrived(rows), to(lists), counts(shared), warp(warp_index()), lane(lane_index()) {
     width = min_of(rows.experts, kRange);
     before = counts + kWarps * width;
     total = before + width;
     begins = total + width;
-    part = round_up(ceil_div(choices, pieces * kWarps), kWarpSize);
-    first = min_of((piece * kWarps + warp) * part, choices);
-    end = min_of(first + part, choices);
+    const u32 part = round_up(ceil_div(stop - begin, kWarps), kWarpSize);
+    first = min_of(begin + warp * part, stop);
+    end = min_of(first + part, stop);
   }
   // The next turn of experts, from `expert` on.
   CROSSDOCK_DEVICE void take(u32 expert) {
@@ -115,6 +114,8 @@ struct EpExpertLists {
       ptx::sync_warp(kFullMask);
     });
   }
+  // The lists of a rank without experts. By any thread.
+  CROSSDOCK_DEVICE void write_none() const { ptx::st_weak(to.offsets, 0u); }
   // Offsets, counts and padding of the turn's experts that are dealt to this block.
   CROSSDOCK_DEVICE void write_ends(u32 block, u32 blocks) const {
     for (u32 i = block + warp * blocks; i < turn; i += kWarps * blocks) {

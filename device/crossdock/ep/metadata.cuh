@@ -9,8 +9,6 @@
 
 namespace crossdock::device {
 
-inline constexpr u32 kEpBatch = 8;  // loads in flight of a thread
-
 template <class Block>
 struct EpMetadata {
   static constexpr EpDispatchConfig kConfig = Block::kVariant;
@@ -34,7 +32,8 @@ struct EpMetadata {
         lane(lane_index()),
         members(block.template at<u32>(block.shared.members) + index * kWarpSize) {}
 
-  CROSSDOCK_DEVICE void run(const EpPlan<Block>& plan) const {
+  // What goes with the rows of this block: both kinds, or those asked for.
+  CROSSDOCK_DEVICE void run(const EpPlan<Block>& plan, bool selections, bool scales) const {
     const u32 runs = b.groups() * b.world();
     for (u32 i = warp; i < runs; i += kConfig.notify_warps) {
       const u32 group = i / b.world();
@@ -45,21 +44,22 @@ struct EpMetadata {
         members[popcount(route.tokens & ((1u << lane) - 1))] = b.first + group * kWarpSize + lane;
       ptx::sync_warp(kFullMask);
       write({destination, plan.base(destination) + route.row, popcount(route.tokens),
-             b.output(destination)});
+             b.output(destination)},
+            selections, scales);
       ptx::sync_warp(kFullMask);
     }
   }
 
  private:
-  CROSSDOCK_DEVICE void write(const Run& run) const {
+  CROSSDOCK_DEVICE void write(const Run& run, bool selections, bool scales) const {
     const EpOutputLayout& out = b.p.output;
-    if (!b.reuses()) {  // else the destination has them
+    if (selections && !b.reuses()) {  // else the destination has them
       if (lane < run.n)
         ptx::st_weak(reinterpret_cast<u32*>(run.output + out.sources) + run.row + lane,
                      members[lane]);
       write_selections(run);
     }
-    if (kConfig.cast || out.scale_bytes == 0) return;
+    if (kConfig.cast || !scales || out.scale_bytes == 0) return;
     if (out.scale_columns != 0) {
       write_scale_columns(run);
     } else if (out.scale_bytes % sizeof(U32x4) == 0 &&

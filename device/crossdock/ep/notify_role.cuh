@@ -14,45 +14,10 @@
 
 #include <crossdock/comm/counter.cuh>
 #include <crossdock/comm/epoch.cuh>
+#include <crossdock/ep/dispatch_finish.cuh>
 #include <crossdock/ep/metadata.cuh>
 
 namespace crossdock::device {
-
-// A reused routing is that of all ranks, or of none.
-template <class Block>
-CROSSDOCK_DEVICE bool ep_same_routing(const Block& b, u32 source, u32 end, bool reused) {
-  const u32 expected = b.reuses() ? ptx::ld_weak(b.p.reuse.source_ends + source) : end;
-  if (reused == b.reuses() && end == expected) return true;
-  raise_fault(b.p.common, {Phase::kReuse, source, expected}, end, 0);
-  return false;
-}
-// By a warp of block 0: where the rows of each source end, for the caller and the host. False when
-// the rank aborts; the lanes agree.
-template <class Block>
-CROSSDOCK_DEVICE bool ep_take_ends(const Block& b) {
-  const u32 lane = lane_index();
-  bool got = true;
-  u32 rows = 0;
-  if (lane < b.world()) {
-    u64 end = Block::kMaskedWord;
-    got = !b.talks_to(lane) || b.template wait_word<false>(b.end_word(lane), lane, end);
-    if (end == Block::kMaskedWord) {
-      rows = lane * b.p.stride;
-    } else {
-      if (got && ep_is_given_up(end)) got = b.pass_on(lane, end);
-      rows = static_cast<u32>(end);
-      if (got) got = ep_same_routing(b, lane, rows, (end & kEpReused) != 0);
-    }
-    if (got) ptx::st_weak(b.p.result.source_ends + lane, rows);
-  }
-  if (ptx::any(kFullMask, !got)) return false;
-  // All rows: where the last end, or with gaps between the sources all that they have.
-  u32 all = ptx::shuffle(kFullMask, rows, b.world() - 1);
-  if (b.fixed()) all = ptx::reduce_add(kFullMask, lane < b.world() ? rows - lane * b.p.stride : 0);
-  if (lane == 0 && b.p.result.host_rows != nullptr)
-    put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, all);
-  return true;
-}
 
 template <class Block>
 struct EpNotifyWarp {
@@ -101,10 +66,25 @@ struct EpNotifyWarp {
   CROSSDOCK_DEVICE bool run(const EpPlan<Block>& plan) const {
     publish_routes(plan);
     const bool ok = b.few() || b.block != 0 || warp != 0 || ep_take_ends(b);
-    if (ok) EpMetadata<Block>(b, warp).run(plan);
+    const EpMetadata<Block> metadata(b, warp);
+    if constexpr (kConfig.flag_warps == 0) {
+      if (ok) metadata.run(plan, true, true);
+    } else {
+      // First what the places of rows follow from.
+      if (ok) metadata.run(plan, true, false);
+      tell_all(EpTold::kSelections, ok);
+      if (ok) metadata.run(plan, false, true);
+      tell_all(EpTold::kScales, ok);
+    }
     // Whatever has happened: the notify warps meet in there.
     if (!counts_early() && !b.reuses()) count_experts();
     return ok;
+  }
+
+  // Of a block without tokens, by one warp.
+  CROSSDOCK_DEVICE void tell_nothing() const {
+    tell(EpTold::kSelections);
+    tell(EpTold::kScales);
   }
 
  private:
@@ -112,6 +92,17 @@ struct EpNotifyWarp {
   // With masks only after a peer has said where its rows go: one that is let in again may still be
   // two launches behind, and read its words of that parity.
   CROSSDOCK_DEVICE bool counts_early() const { return b.few() && !b.reuses() && !b.fixed(); }
+
+  // By one warp: what all notify warps have written, and met after, is at every rank.
+  CROSSDOCK_DEVICE void tell(EpTold what) const {
+    if (!b.talks_to(lane)) return;
+    ptx::st_release_sys(b.p.view.map(b.told_word(what, b.rank(), b.block), lane), b.epoch);
+  }
+  // By the notify warps together; nothing when one of them has failed.
+  CROSSDOCK_DEVICE void tell_all(EpTold what, bool ok) const {
+    const ThreadGroup group{kBarrier, kFirstThread, kThreads};
+    if (!group.any(!ok) && warp == 0) tell(what);
+  }
 
   // The rank `source` has read all that it needed of what the slot's input held before.
   CROSSDOCK_DEVICE bool slot_is_free(u32 source) const {
@@ -169,130 +160,6 @@ struct EpNotifyWarp {
     if (b.output(owner) == nullptr) return;  // it did not come
     u64* there = b.block_experts(b.rank()) + u64{b.block} * b.p.areas.most_experts + local;
     put_epoch_word(b.p.view.map(there, owner), b.epoch, selections);
-  }
-};
-
-// The end of a dispatch, by the first warps of block 0: all rows of all sources are here. Each
-// waits for itself, which is faster than waiting for one that tells the others.
-template <class Block>
-struct EpDispatchFinish {
-  static constexpr u32 kWarps = Block::kVariant.dispatch_warps;
-
-  const Block& b;
-  u32 total = 0;  // without masks: blocks of the lane's source, of all epochs so far
-
-  // Early, so that the load has ended when it is needed.
-  CROSSDOCK_DEVICE void begin() {
-    if (b.block != 0 || lane_index() >= b.world()) return;
-    total = ptx::ld_weak(b.p.state->arrived + lane_index()) + b.p.source_blocks[lane_index()];
-  }
-  CROSSDOCK_DEVICE void run() {
-    const u32 warp = warp_index();
-    // A rank that has given up says so here; the abort then ends the other warps' waits.
-    if (b.few() && warp == kWarps - 2 && !ep_take_ends(b)) return;
-    // No more warps than there are experts for.
-    if (warp * kWarpSize >= b.p.experts.count(b.rank()) && warp != 0) return;
-    if (!(b.fixed() ? wait_flags(warp == 0) : wait_rows(warp == 0))) return;
-    if (!b.p.masking.late) take_experts();
-  }
-  // With late masks: after run() and a barrier, which has told everybody whose rows did not come.
-  CROSSDOCK_DEVICE void run_late() const {
-    if (warp_index() == 0 && lane_index() < b.world() && !comes(lane_index()))
-      ptx::st_weak(b.p.result.source_ends + lane_index(), lane_index() * b.p.stride);
-    take_experts();
-  }
-
- private:
-  CROSSDOCK_DEVICE void take_experts() const {
-    for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
-      take_expert(i);
-  }
-  CROSSDOCK_DEVICE bool comes(u32 source) const {
-    return !b.p.masking.late || !is_masked(masked_ranks(b.p.masking), source);
-  }
-  // Without masks: a lane a source.
-  CROSSDOCK_DEVICE bool wait_rows(bool first) const {
-    const u32 lane = lane_index();
-    bool came = true;
-    if (lane < b.world()) {
-      const u64 start = ptx::global_timer();
-      came = wait_arrival(b.p.common, b.arrivals(lane), total, lane);
-      if (first) note_wait(lane, start);
-      if (first && came) ptx::st_weak(b.p.state->arrived + lane, total);
-    }
-    return all_came(came);
-  }
-  // With masks: a lane a block. A later epoch will do: its source has been here for this one, too.
-  CROSSDOCK_DEVICE bool wait_flags(bool first) const {
-    const u64 start = ptx::global_timer();
-    const u32 most = b.p.areas.most_blocks;
-    bool came = true;
-    for (u32 i = lane_index(); i < b.world() * most && came; i += kWarpSize) {
-      const u32 source = i / most;
-      const u32 blocks = b.p.source_blocks[source];
-      if (i % most >= blocks || !b.talks_to(source) || !comes(source)) continue;
-      came = wait_flag_of(source, i % most);
-      if (first && i % most == blocks - 1) note_wait(source, start);
-    }
-    return all_came(came);
-  }
-  CROSSDOCK_DEVICE bool wait_flag_of(u32 source, u32 block) const {
-    const u32* flag = b.block_flag(source, block);
-    return wait_or_mask(
-               b.p.common, b.p.masking,
-               {b.p.masking.late ? Phase::kSourceFlag : Phase::kArrival, source, b.epoch},
-               [&] { return u64{ptx::ld_acquire_sys(flag)}; },
-               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - b.epoch) >= 0; }) !=
-           Came::kAbort;
-  }
-  CROSSDOCK_DEVICE void note_wait(u32 source, u64 start) const {
-    u64* waited = b.p.statistics.source_wait_ns;
-    if (waited != nullptr) ptx::red_add_relaxed_gpu(waited + source, ptx::global_timer() - start);
-  }
-  CROSSDOCK_DEVICE static bool all_came(bool mine) {
-    if (ptx::any(kFullMask, !mine)) return false;
-    ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
-    return true;
-  }
-  // Selections of the expert in this epoch.
-  CROSSDOCK_DEVICE u32 added(u32 expert) const {
-    u32* previous = b.p.expert_previous + b.total_index(expert);
-    const u32 total_now = ptx::ld_relaxed_sys(b.expert_total(expert));
-    const u32 selections = total_now - ptx::ld_weak(previous);
-    ptx::st_weak(previous, total_now);
-    return selections;
-  }
-  // With masks: of the sources that have come. A block that has not chosen it says nothing.
-  CROSSDOCK_DEVICE u32 selected(u32 expert) const {
-    u32 selections = 0;
-    for (u32 source = 0; source < b.world(); ++source) {
-      if (!b.talks_to(source) || !comes(source)) continue;
-      const u64* words = b.block_experts(source) + expert;
-      const u32 blocks = b.p.source_blocks[source];
-      for (u32 first = 0; first < blocks; first += kEpBatch) {
-        u64 word[kEpBatch];
-        CROSSDOCK_UNROLL
-        for (u32 j = 0; j < kEpBatch; ++j) {
-          const u32 block = min_of(first + j, blocks - 1);
-          word[j] = ptx::ld_relaxed_sys(words + u64{block} * b.p.areas.most_experts);
-        }
-        CROSSDOCK_UNROLL
-        for (u32 j = 0; j < kEpBatch; ++j)
-          if (first + j < blocks && word_epoch(word[j]) == b.epoch)
-            selections += word_value(word[j]);
-      }
-    }
-    return selections;
-  }
-  CROSSDOCK_DEVICE void take_expert(u32 i) const {
-    const u32 selections = b.reuses()  ? ptx::ld_weak(b.p.reuse.expert_counts + i)
-                           : b.fixed() ? selected(i)
-                                       : added(i);
-    ptx::st_weak(b.p.result.expert_counts + i, selections);
-    u64* kept = b.reuses() ? nullptr : b.p.statistics.expert_selections;
-    if (kept != nullptr && selections != 0) ptx::red_add_relaxed_gpu(kept + i, u64{selections});
-    if (b.p.result.host_experts != nullptr)
-      put_epoch_word(b.p.result.host_experts + i, b.p.result.host_ticket, selections);
   }
 };
 

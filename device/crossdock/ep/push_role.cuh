@@ -19,6 +19,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/ep/flag_loop.cuh>
 #include <crossdock/ep/pull_role.cuh>
 
 namespace crossdock::device {
@@ -219,23 +220,9 @@ struct EpFlagWarp {
 
   // False when the rank aborts; all lanes agree.
   CROSSDOCK_DEVICE bool run(u32 epoch) {
-    u64 since = ptx::global_timer();
-    for (u32 turn = 1; ptx::any(kFullMask, !done); ++turn) {
-      const u32 sent = look();
-      if (ptx::any(kFullMask, sent != 0)) {
-        raise(sent, epoch);
-        since = ptx::global_timer();
-        continue;
-      }
-      ptx::spin("flags of sent rows");
-      ptx::nanosleep(100);  // the senders share this warp's scheduler
-      if (turn % kTurnsPerCheck != 0) continue;
-      const bool late = ptx::global_timer() - since > deadline_of(p.common, Phase::kStage);
-      if (late && lane_index() == 0)
-        raise_fault(p.common, {Phase::kStage, kNoPeer, 0}, 0, deadline_of(p.common, Phase::kStage));
-      if (ptx::any(kFullMask, late || aborted(p.common))) return false;
-    }
-    return true;
+    return ep_raise_flags(
+        p.common, [&] { return done; }, [&] { return look(); },
+        [&](u32 sent) { raise(sent, epoch); });
   }
 
  private:

@@ -11,15 +11,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/wait.cuh>
-#include <crossdock/layout/ep_grouping.cuh>
-#include <crossdock/ptx/bulk.cuh>
+#include <crossdock/ep/place_copies.cuh>
 
 namespace crossdock::device {
 
 template <EpExpandRowsConfig kConfig>
 struct EpExpandWarp {
-  static_assert(kConfig.stages >= 2);
   const EpExpandRowsParams& p;
   u32 warp;
   u32 lane;
@@ -52,32 +49,29 @@ struct EpExpandWarp {
   // False when the rank aborts; all lanes agree.
   CROSSDOCK_DEVICE bool copy_rows() const {
     if (p.to.rows == nullptr) return true;
-    if (lane == 0) {
-      for (u32 i = 0; i < kConfig.stages; ++i)
-        ptx::mbarrier_init(full(i), 1);
-      ptx::fence_mbarrier_init();
-    }
+    constexpr u32 kStages = kConfig.stages;
+    u8* barriers = dynamic_shared() + kConfig.warps * kStages * kConfig.stage_bytes;
+    EpCopyPipe pipe{.common = p.common,
+                    .from = p.from,
+                    .to = p.to,
+                    .stages = dynamic_shared() + warp * kStages * kConfig.stage_bytes,
+                    .full = reinterpret_cast<ptx::MBarrier*>(barriers) + warp * kStages,
+                    .stage_bytes = kConfig.stage_bytes,
+                    .part_bytes = p.part_bytes};
+    pipe.template prepare<kStages>();
     ptx::fence_proxy_async();  // rows may have been stored by an ordinary kernel
     ptx::sync_warp(kFullMask);
     const u32 units = rows * p.parts;  // a window has no room for 2^32 parts
-    u32 stored = 0;
     u32 next = held(first, units);
-    if (next < units) load(next, 0);
+    if (next < units) pipe.template load<kStages>(next / p.parts, next % p.parts);
     while (next < units) {
       const u32 unit = next;
       next = held(unit + warps, units);
-      if (next < units) load(next, stored + 1);
+      if (next < units) pipe.template load<kStages>(next / p.parts, next % p.parts);
       const u64 target = target_of(unit / p.parts);
-      const bool came = wait_stage(p.common, full(stored % kConfig.stages), parity(stored));
-      if (ptx::any(kFullMask, !came)) return false;
-      if (target != kNone) {
-        const u32 part = unit % p.parts;
-        ptx::bulk_store(p.to.rows + target * p.to.row_stride + u64{part} * p.part_bytes,
-                        stage(stored % kConfig.stages), bytes_of(part));
-      }
-      ptx::sync_warp(kFullMask);
-      ptx::bulk_commit();
-      ++stored;
+      if (pipe.template store<kStages>(target, unit % p.parts)) continue;
+      pipe.template give_up<kStages>();
+      return false;
     }
     ptx::bulk_wait<0>();
     return true;
@@ -87,11 +81,11 @@ struct EpExpandWarp {
     for (u32 row = first; row < rows; row += warps) {
       if (!p.arrived.holds(row)) continue;
       const u64 mine = target_of(row);
-      const u32 chosen = ptx::ballot(kFullMask, mine != kNone);
+      const u32 chosen = ptx::ballot(kFullMask, mine != kNoPlace);
       for (u32 at = 0; at < p.from.scale_bytes / 4; at += kWarpSize) {
         const u32 i = at + lane;
         const bool inside = i < p.from.scale_bytes / 4;
-        const u32 word = inside ? scale(row, i) : 0;
+        const u32 word = inside ? ep_scale_word(p.from, row, i) : 0;
         for (u32 left = chosen; left != 0; left &= left - 1) {
           const u64 target = ptx::shuffle(kFullMask, mine, lowest_bit(left));
           if (inside)
@@ -107,7 +101,7 @@ struct EpExpandWarp {
     for (u32 at = first * kWarpSize; at < end; at += warps * kWarpSize) {
       const u32 place = at + lane;
       i32 row = 0;
-      u64 target = kNone;
+      u64 target = kNoPlace;
       if (place < end) {
         const u32 expert = expert_of(place);
         const u32 begin = ptx::ld_weak(p.grouping.offsets + expert);
@@ -115,17 +109,15 @@ struct EpExpandWarp {
         // Padding of a masked layout ends where the expert's rows end.
         if (p.to.rows_per_expert == 0 || place - begin < p.to.rows_per_expert)
           target = ep_target(place, expert, begin, p.to.rows_per_expert);
-        if (target != kNone) fill_place(place, row, target);
+        if (target != kNoPlace) fill_place(place, row, target);
       }
-      const bool padding = target != kNone && row < 0;
+      const bool padding = target != kNoPlace && row < 0;
       for (u32 left = ptx::ballot(kFullMask, padding); left != 0; left &= left - 1)
         clear(ptx::shuffle(kFullMask, target, lowest_bit(left)));
     }
   }
 
  private:
-  static constexpr u64 kNone = ~u64{0};
-
   CROSSDOCK_DEVICE bool refuse(u64 needed, u64 room) const {
     raise_fault(p.common, {Phase::kRoom, p.common.rank, room}, needed, 0);
     return false;
@@ -139,45 +131,17 @@ struct EpExpandWarp {
       unit += warps;
     return unit;
   }
-  CROSSDOCK_DEVICE u8* stage(u32 index) const {
-    return dynamic_shared() + (warp * kConfig.stages + index) * kConfig.stage_bytes;
-  }
-  CROSSDOCK_DEVICE ptx::MBarrier* full(u32 index) const {
-    u8* barriers = dynamic_shared() + kConfig.warps * kConfig.stages * kConfig.stage_bytes;
-    return reinterpret_cast<ptx::MBarrier*>(barriers) + warp * kConfig.stages + index;
-  }
-  CROSSDOCK_DEVICE static u32 parity(u32 n) { return n / kConfig.stages & 1u; }
-  CROSSDOCK_DEVICE u32 bytes_of(u32 part) const {
-    return min_of(p.part_bytes, p.from.row_bytes - part * p.part_bytes);
-  }
-  CROSSDOCK_DEVICE void load(u32 unit, u32 n) const {
-    // All lanes' stores but the last few have read their stages.
-    ptx::bulk_wait_read<kConfig.stages - 2>();
-    ptx::sync_warp(kFullMask);
-    if (lane != 0) return;
-    const u32 part = unit % p.parts;
-    const u8* from =
-        p.from.rows + u64{unit / p.parts} * p.from.row_bytes + u64{part} * p.part_bytes;
-    ptx::mbarrier_arrive_expect_tx(full(n % kConfig.stages), bytes_of(part));
-    ptx::bulk_load(stage(n % kConfig.stages), from, bytes_of(part), full(n % kConfig.stages));
-  }
   // Where the copy of `row` for the lane's choice goes.
   CROSSDOCK_DEVICE u64 target_of(u32 row) const {
     const u64 choice = u64{row} * p.arrived.top_k + lane;
     const i32 expert = lane < p.arrived.top_k ? ptx::ld_weak(p.arrived.ids + choice) : -1;
-    if (expert < 0) return kNone;
+    if (expert < 0) return kNoPlace;
     return ep_target(ptx::ld_weak(p.grouping.positions + choice), static_cast<u32>(expert),
                      ptx::ld_weak(p.grouping.offsets + expert), p.to.rows_per_expert);
   }
 
   // ---- places -----------------------------------------------------------------------------------
 
-  CROSSDOCK_DEVICE u32 scale(u32 row, u32 word) const {
-    const auto* words = reinterpret_cast<const u32*>(p.from.scales);
-    const u64 at = p.from.scale_columns == 0 ? u64{row} * (p.from.scale_bytes / 4) + word
-                                             : u64{word} * p.from.scale_columns + row;
-    return ptx::ld_weak(words + at);
-  }
   // The last expert that begins at `place` or before: those without places share their beginning
   // with the next.
   CROSSDOCK_DEVICE u32 expert_of(u32 place) const {
@@ -204,7 +168,7 @@ struct EpExpandWarp {
       u32 values[kBatch]{};
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kBatch; ++j)
-        if (row >= 0 && word + j < words) values[j] = scale(row, word + j);
+        if (row >= 0 && word + j < words) values[j] = ep_scale_word(p.from, row, word + j);
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kBatch; ++j)
         if (word + j < words) ptx::st_weak(plane + (word + j) * p.to.scale_stride, values[j]);
@@ -226,11 +190,7 @@ struct EpExpandWarp {
   }
   // Zeroes a row of padding and its scales. By the warp.
   CROSSDOCK_DEVICE void clear(u64 target) const {
-    if (p.to.rows != nullptr) {
-      auto* row = reinterpret_cast<U32x4*>(p.to.rows + target * p.to.row_stride);
-      for (u32 i = lane; i < p.from.row_bytes / sizeof(U32x4); i += kWarpSize)
-        ptx::st_weak(row + i, U32x4{});
-    }
+    ep_clear_row(p.to, target, p.from.row_bytes);
     if (p.to.scales == nullptr || p.to.scales_by_column) return;
     auto* words = reinterpret_cast<u32*>(p.to.scales + target * p.to.scale_stride);
     for (u32 i = lane; i < p.from.scale_bytes / 4; i += kWarpSize)

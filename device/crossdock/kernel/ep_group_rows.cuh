@@ -23,9 +23,13 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
   if (!may_start(p.common)) return;
   const u32 experts = p.arrived.experts;
   const u32 block = block_index(), blocks = grid_size();
-  EpExpertLists<kConfig.threads / kWarpSize> lists(
-      p.arrived, p.grouping, reinterpret_cast<u32*>(dynamic_shared()),
-      p.arrived.bound() * p.arrived.top_k, block, blocks);
+  const u32 choices = p.arrived.bound() * p.arrived.top_k;
+  const u32 share = round_up(ceil_div(choices, blocks), kWarpSize);
+  const u32 begin = min_of(block * share, choices);
+  EpExpertLists<kConfig.threads / kWarpSize> lists(p.arrived, p.grouping,
+                                                   reinterpret_cast<u32*>(dynamic_shared()), begin,
+                                                   min_of(begin + share, choices));
+  if (experts == 0 && block == 0 && thread_index() == 0) lists.write_none();
   for (u32 expert = 0; expert < experts; expert += lists.width) {
     lists.take(expert);
     lists.count();

@@ -14,7 +14,14 @@ struct EpDispatchConfig {
   u32 notify_warps;
   bool cast;      // bf16 in, e4m3 and one fp32 scale per 128 values out, from a place of its own
   bool wide_ids;  // expert ids are 64 bits
-  CROSSDOCK_HOST_DEVICE constexpr u32 warps() const { return dispatch_warps + notify_warps; }
+  // Of ep_dispatch_expanded: a warp that raises flags of rows, and what each warp of a block that
+  // copies has in shared memory.
+  u32 flag_warps = 0;
+  u32 copy_stages = 0;
+  u32 copy_stage_bytes = 0;
+  CROSSDOCK_HOST_DEVICE constexpr u32 warps() const {
+    return dispatch_warps + notify_warps + flag_warps;
+  }
   CROSSDOCK_HOST_DEVICE constexpr u32 threads() const { return warps() * kWarpSize; }
 };
 // Of the tokens of a block, those dealt to its warps: a quarter, or all when that is not enough to
@@ -22,6 +29,29 @@ struct EpDispatchConfig {
 CROSSDOCK_HOST_DEVICE constexpr u32 ep_dealt(u32 dispatch_warps, u32 per_block) {
   const u32 start = 2 * dispatch_warps;
   return per_block <= start ? per_block : max_of(start, per_block / 4);
+}
+
+// Rows that a dispatch warp has stored and whose flags have not been raised, at most.
+inline constexpr u32 kEpNotes = 8;
+
+// What the sources of a dispatch tell besides rows, in every rank's window: a word of each of their
+// blocks, and a flag of each row, which are the epoch when it is there. [2] is its parity.
+enum class EpTold : u32 {
+  kSelections,  // ids, weights and token numbers of all rows of the block
+  kScales,      // and the scales that no row brings itself
+};
+struct EpFlagAreas {
+  u64 rows;  // [2][capacity]
+  u64 told;  // [2][EpTold][source][most_blocks]
+  u32 capacity;
+};
+CROSSDOCK_HOST_DEVICE constexpr EpFlagAreas add_ep_flags(SymmetricLayout& layout, u32 world,
+                                                         u32 capacity, u32 most_blocks) {
+  EpFlagAreas out{};
+  out.capacity = capacity;
+  out.rows = layout.add("ep.row_flags", u64{2} * capacity * 4);
+  out.told = layout.add("ep.told", u64{4} * world * most_blocks * 4);
+  return out;
 }
 
 inline constexpr u32 kEpScaleGroup = 128;  // values of a row that share a scale
@@ -144,15 +174,18 @@ struct EpDispatchParams {
   EpState* state;
   u32* expert_previous;  // [2][most_experts]; without masks
   EpMasking masking;
-  u32 stride;  // with masks: places from source to source; 0: rows lie one after the other
+  EpFlagAreas flags;  // of ep_dispatch_expanded
+  u32 stride;         // with masks: places from source to source; 0: rows lie one after the other
   u8 source_blocks[kEpMaxRanks];
   u32 most_blocks;  // the largest of source_blocks
 };
 
 // Shared memory of a block.
 struct EpDispatchShared {
-  u32 barriers;  // [dispatch_warps][stages] mbarriers
-  u32 stages;    // [dispatch_warps][stages] rows
+  u32 barriers;       // [dispatch_warps][stages] mbarriers
+  u32 note_barriers;  // [2][dispatch_warps][kEpNotes] mbarriers, as far as there are flag warps
+  u32 notes;          // [dispatch_warps][kEpNotes][world] words, likewise
+  u32 stages;         // [dispatch_warps][stages] rows
   u32 stage_bytes;
   u32 casts;  // [dispatch_warps] rows with their scales
   u32 cast_bytes;
@@ -176,13 +209,16 @@ CROSSDOCK_HOST_DEVICE constexpr EpDispatchShared ep_dispatch_shared(EpDispatchCo
   s.cast_bytes =
       c.cast ? round_up(values + round_up(ceil_div(values, kEpScaleGroup) * 4, 16u), 128u) : 0;
   s.barriers = s.casts + c.dispatch_warps * s.cast_bytes;
-  s.routes = s.barriers + stages * 8;
+  const u32 notes = c.flag_warps == 0 ? 0 : c.dispatch_warps * kEpNotes;
+  s.note_barriers = s.barriers + stages * 8;
+  s.routes = s.note_barriers + 2 * notes * 8;
   s.outputs = s.routes + groups * world * 8;
   s.stage_rows = s.outputs + world * 8;
   s.partial = s.stage_rows + stages * kWarpSize * 4;
   s.histogram = s.partial + c.dispatch_warps * kWarpSize * 4;
   s.members = s.histogram + experts * 4;
-  s.epoch = s.members + c.notify_warps * kWarpSize * 4;
+  s.notes = s.members + c.notify_warps * kWarpSize * 4;
+  s.epoch = s.notes + notes * world * 4;
   s.bytes = round_up(s.epoch + 4, 128u);
   return s;
 }

@@ -132,6 +132,14 @@ struct EpExpanded {
   u32 rows_per_expert;
   bool scales_by_column;
 };
+// Whether there is room: `end` of all places; `total(expert)`: choices of each.
+template <class Total>
+CROSSDOCK_DEVICE bool ep_has_room(const EpExpanded& to, u32 end, u32 experts, const Total& total) {
+  if (to.rows_per_expert == 0) return end <= to.places;
+  for (u32 expert = 0; expert < experts; ++expert)
+    if (total(expert) > to.rows_per_expert) return false;
+  return true;
+}
 struct EpExpandRowsParams {
   LaunchCommon common;
   EpArrived arrived;

@@ -48,6 +48,7 @@ struct Tokens {
 };
 
 class Handle;
+struct Expanded;
 
 // How a dispatch is made, besides its tokens.
 struct DispatchOptions {
@@ -70,6 +71,11 @@ struct DispatchOptions {
   // will be no combine.
   void* input = nullptr;
   std::uint64_t input_room = 0;  // bytes
+  // Where copies of the rows go, expert by expert: as if group_rows and expand_rows followed, whose
+  // lists Group::grouped tells. With Options::expand_sms rows are copied while others are on their
+  // way, except on the small path and with `routing`. Each rank chooses for itself. Choices for
+  // which there is no room are a fault of this rank when its dispatch has run. Not for halves.
+  const Expanded* expanded = nullptr;
 };
 
 // What a dispatch delivers, in memory of the rank's GPU; there when the dispatch has run. Rows are
@@ -242,6 +248,9 @@ class CROSSDOCK_API Group {
   [[nodiscard]] Result<std::uint64_t> output_bytes(const Tokens& tokens) const;
   // Lists the received rows by expert, after the dispatch in the stream.
   Result<Grouped> group_rows(const Handle& handle, StreamPtr stream = nullptr);
+  // The lists that group_rows, or a dispatch with DispatchOptions::expanded, has made of the
+  // handle's rows. Launches nothing.
+  [[nodiscard]] Result<Grouped> grouped(const Handle& handle) const;
   // Adds what the experts have made of each received row, bf16 rows by place, into its row of
   // expert_input(): in the order of the choices, in fp32, each times its weight if `weighted`.
   // `stride` in bytes, 0: dense. After group_rows of the same handle.

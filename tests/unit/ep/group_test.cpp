@@ -424,6 +424,10 @@ TEST(EpGroup, EveryVariantIsInTheKernelList) {
     const auto ref = ep::dispatch_kernel(config).value();
     EXPECT_TRUE(listed(ref.spec)) << ref.spec.expression();
   }
+  for (const auto& config : ep::dispatch_variants(true)) {
+    const auto ref = ep::expanded_dispatch_kernel(config).value();
+    EXPECT_TRUE(listed(ref.spec)) << ref.spec.expression();
+  }
   for (const bool pushes : {false, true})
     EXPECT_TRUE(listed(ep::combine_kernel(pushes).spec));
   EXPECT_TRUE(listed(ep::group_rows_kernel().spec));

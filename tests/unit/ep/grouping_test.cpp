@@ -120,6 +120,7 @@ TEST(EpGrouping, SumsOfRowsThatAreCutIntoParts) {
 TEST(EpGrouping, ManyChoicesOfFewTokens) {
   group_and_reduce({.world = 3, .experts = 40, .top_k = 32, .max_tokens = 9}, 1, true);
   group_and_reduce({.world = 2, .tokens = {0}}, 1, true);
+  group_and_reduce({.world = 3, .experts = 2, .top_k = 2, .max_tokens = 9}, 1, true);
 }
 // What is beyond the reach of one block, or of one turn of experts. Rows of 16 bytes.
 TEST(EpGrouping, ListsOfManyPiecesAndOfManyExperts) {
