@@ -7,7 +7,9 @@
 //                                    expert} pieces of all blocks -> places of its choices
 //                                    (expert_lists) weights and sources of the piece; padding
 //     rows, flags[row]         ->    whatever has come: bulk load -> stage -> bulk stores to places
-//     told[kScales]            ->    scales of the piece
+//     told[kScales]            ->    scales of the piece, by warps of their own
+//
+// With a cast scales come with the rows, and are copied after them.
 //
 // Blocks that copy wait for each other's pieces, so all must be resident; nobody but the end of the
 // launch waits for them. The rows of a piece come all the time, not in their order: sources send
@@ -31,7 +33,9 @@ struct EpCopyBlock {
   static constexpr u32 kWarps = kConfig.warps();
   static constexpr u32 kThreads = kConfig.threads();
   static constexpr u32 kStages = kConfig.copy_stages;
-  static constexpr u32 kRowsAtOnce = 4;  // of scales, of a warp
+  static constexpr u32 kRowsAtOnce = 8;  // of scales, of a warp
+  // Of the warps, those that copy scales that come apart from the rows.
+  static constexpr u32 kScaleWarps = max_of(kWarps * 3 / 10, 1u);
   using Lists = EpExpertLists<kWarps>;
 
   const EpExpandedDispatchParams& p;
@@ -78,7 +82,8 @@ struct EpCopyBlock {
     const ThreadGroup all = ThreadGroup::block();
     if (all.any(leads && aborted(p.dispatch.common))) return;
     b.epoch = *epoch;
-    if (all.any(!take_ends()) || all.any(!wait_told(EpTold::kSelections))) return;
+    const bool ends_known = !all.any(!take_ends());
+    if (!ends_known || all.any(!wait_told(EpTold::kSelections, thread_index(), kThreads))) return;
     const u32 rows = ends()[b.world() - 1];
     const u32 piece = ceil_div(rows, blocks);
     first = min_of(index * piece, rows);
@@ -99,8 +104,12 @@ struct EpCopyBlock {
       return;
     write_selections(lists);
     clear_padding(lists);
-    if (all.any(!copy_rows(lists, pipe)) || all.any(!wait_told(EpTold::kScales))) return;
-    copy_scales(lists);
+    const u32 apart = kConfig.cast || p.to.scales == nullptr ? 0 : kScaleWarps;
+    const u32 row_warps = kWarps - apart;
+    const bool ok = warp < row_warps ? copy_rows(lists, pipe, row_warps)
+                                     : copy_told_scales(lists, warp - row_warps);
+    if (all.any(!ok) || !kConfig.cast) return;
+    copy_scales(lists, warp, kWarps);
   }
 
  private:
@@ -132,11 +141,12 @@ struct EpCopyBlock {
     ends()[lane] = static_cast<u32>(value);
     return true;
   }
-  // All blocks of all sources have told it; what they wrote before is visible after a barrier.
-  CROSSDOCK_DEVICE bool wait_told(EpTold what) const {
+  // All blocks of all sources have told it, those dealt to the calling one of so many threads; what
+  // they wrote before is visible after a barrier.
+  CROSSDOCK_DEVICE bool wait_told(EpTold what, u32 thread, u32 threads) const {
     const u32 most = p.dispatch.most_blocks;
     bool told = true;
-    for (u32 i = thread_index(); i < b.world() * most && told; i += kThreads) {
+    for (u32 i = thread; i < b.world() * most && told; i += threads) {
       const u32 source = i / most, block = i % most;
       if (block < p.dispatch.source_blocks[source])
         told = wait_flag(p.dispatch.common, b.told_word(what, source, block), b.epoch, source);
@@ -218,11 +228,11 @@ struct EpCopyBlock {
     return lane < arrived.top_k ? place_of(lists, row * arrived.top_k + lane) : kNoPlace;
   }
   // False when the rank aborts; the lanes agree.
-  CROSSDOCK_DEVICE bool copy_rows(const Lists& lists, EpCopyPipe& pipe) const {
+  CROSSDOCK_DEVICE bool copy_rows(const Lists& lists, EpCopyPipe& pipe, u32 warps) const {
     struct Unit {
       u32 row, part;
     };
-    EpRowsToCome<Block> coming(b, ends(), {first + warp * EpRowsToCome<Block>::kTurn, end, kWarps});
+    EpRowsToCome<Block> coming(b, ends(), {first + warp * EpRowsToCome<Block>::kTurn, end, warps});
     Unit now{kNoRow, 0};  // is loaded and not yet stored
     bool ok = true;
     while (ok) {
@@ -243,11 +253,19 @@ struct EpCopyBlock {
 
   // ---- scales -----------------------------------------------------------------------------------
 
+  // By the `of`-th of the warps that do nothing else. False when the rank aborts; the lanes agree.
+  CROSSDOCK_DEVICE bool copy_told_scales(const Lists& lists, u32 of) const {
+    const bool told = wait_told(EpTold::kScales, lane, kWarpSize);
+    if (ptx::any(kFullMask, !told)) return false;
+    ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
+    copy_scales(lists, of, kScaleWarps);
+    return true;
+  }
   // Several rows of a warp at a time, so that their loads are on their way together.
-  CROSSDOCK_DEVICE void copy_scales(const Lists& lists) const {
+  CROSSDOCK_DEVICE void copy_scales(const Lists& lists, u32 of, u32 warps) const {
     if (p.to.scales == nullptr) return;
     const u32 words = from.scale_bytes / 4;
-    for (u32 row = first + warp * kRowsAtOnce; row < end; row += kWarps * kRowsAtOnce) {
+    for (u32 row = first + of * kRowsAtOnce; row < end; row += warps * kRowsAtOnce) {
       u64 places[kRowsAtOnce];
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kRowsAtOnce; ++j)

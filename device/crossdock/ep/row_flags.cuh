@@ -46,8 +46,8 @@ template <class Block>
 struct EpNoteWriter {
   using Notes = EpNotes<Block>;
   // Rows whose stores may be on their way: a store arrives microseconds after its stage has been
-  // read, and waiting for it any earlier would leave the wire idle.
-  static constexpr u32 kTravelling = 2;
+  // read, and waiting for it any earlier would keep the warp from its next row.
+  static constexpr u32 kTravelling = Notes::kNotes / 2;
 
   Notes notes;
   u32 written = 0;
