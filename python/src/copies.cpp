@@ -22,6 +22,12 @@ void copy_rows(std::uint8_t* dense, const Tensor& t, Direction direction) {
   }
 }
 
+// Frameworks give an array without elements no address, and the library takes none for an argument
+// that was left out. So it lies anywhere in the rank's memory.
+void* address_of_none(const RankBox& box, uint32_t rank) {
+  return box.ranks().rank(rank).at<std::uint8_t>(0);
+}
+
 }  // namespace
 
 bool in_twin_heap(const RankBox& box, const Tensor& t, uint32_t rank) {
@@ -32,7 +38,8 @@ bool in_twin_heap(const RankBox& box, const Tensor& t, uint32_t rank) {
 }
 
 const void* Copies::readable(const std::shared_ptr<RankBox>& box, Tensor& t, uint32_t rank) {
-  if (!box->twin() || t.shape[0] == 0) return t.data;
+  if (t.shape[0] == 0) return address_of_none(*box, rank);
+  if (!box->twin()) return t.data;
   if (in_twin_heap(*box, t, rank)) {
     hold(t.object);
     return t.data;
@@ -46,7 +53,8 @@ const void* Copies::readable(const std::shared_ptr<RankBox>& box, Tensor& t, uin
 }
 
 void* Copies::writable(const std::shared_ptr<RankBox>& box, const Tensor& t, uint32_t rank) {
-  if (!box->twin() || t.shape[0] == 0) return t.data;
+  if (t.shape[0] == 0) return address_of_none(*box, rank);
+  if (!box->twin()) return t.data;
   if (in_twin_heap(*box, t, rank) && t.dense()) {
     hold(t.object);
     return t.data;

@@ -44,7 +44,7 @@ struct Tokens {
   bool cast = false;               // bf16 to e4m3 with one fp32 scale for 128 values
   bool scales_by_column = false;   // delivered as [words of a row][rows], for tensor maps
   const void* ids = nullptr;       // [count][top_k], i32 or i64 by Options::wide_ids; -1: masked
-  const float* weights = nullptr;  // [count][top_k]; null: none are delivered
+  const float* weights = nullptr;  // [count][top_k]; null, on all ranks then: none are delivered
 };
 
 class Handle;

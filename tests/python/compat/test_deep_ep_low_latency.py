@@ -30,8 +30,9 @@ def test_other_worlds(world):
     run(world, whole_round, NumPyKit(), Case(world=world))
 
 
-def test_one_rank_has_tokens_the_others_none():
-    run(2, whole_round, NumPyKit(), Case(counts=(4, 0)))
+@each_kit
+def test_one_rank_has_tokens_the_others_none(kit):
+    run(2, whole_round, kit, Case(counts=(4, 0)))
 
 
 def refused(call, *texts):
