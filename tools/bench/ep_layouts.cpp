@@ -114,7 +114,7 @@ Result<std::vector<ep::Handle>> dispatch_and_check(EpBenchRig& rig, const EpBenc
     CROSSDOCK_TRY(counts, handles[i].expert_counts(deadline));
     u64 used = 0;
     for (const u32 count : counts)
-      used += (count + kEpBenchAlignment - 1) / kEpBenchAlignment * kEpBenchAlignment;
+      used += device::round_up(u64{count}, u64{kEpBenchAlignment});
     CROSSDOCK_CHECK_OK(check_places(rig, options, places[i], used, deadline));
   }
   return handles;
