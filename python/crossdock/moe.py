@@ -30,11 +30,11 @@ from typing import Any, Iterable, Optional, Tuple
 from . import _arrays, _native
 from ._gemm import Gemm, Swiglu
 from ._ranks import RankOwner, local_ranks_of
-from ._weights import WeightLayout, Weights, _to_host
+from ._weights import WeightLayout, WeightReport, Weights, _all_flat, _to_host
 from .ep import Array, Sizes, Statistics, Stream
 
 __all__ = ["BegunForward", "Gemm", "Layer", "LayerSizes", "Options", "Swiglu", "WeightLayout",
-           "WeightSizes", "Weights", "layer_sizes"]
+           "WeightReport", "WeightSizes", "Weights", "layer_sizes"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,12 @@ class Options:
     max_tokens: int  #: of one rank in one forward
     hidden: int  #: values of a token, a multiple of 128
     inter: int  #: values between the products, a multiple of 128
-    format: str = "e4m3"  #: of the weights, and of the rows that travel and are multiplied: or "bf16"
+    #: Of the weights, and of the rows that travel and are multiplied: "e4m3", "bf16", or "e2m1", whose rows
+    #: are e4m3 and whose tiles have at most 64 rows.
+    format: str = "e4m3"
+    #: Of the weights, of the rows that travel, and of what lies between the products: or "ue8m0", powers of
+    #: two in a byte; not with bf16.
+    scales: str = "f32"
     wide_ids: bool = False  #: expert ids are int64, as ``torch.topk`` makes them; else int32
     #: Of experts that every token goes through besides those it chose, on its own rank, all of them taken
     #: as one; a multiple of 128. 0: none.
@@ -73,6 +78,7 @@ class WeightSizes:
     gate_up_scales: int  #: numbers
     down_bytes: int
     down_scales: int  #: numbers
+    scale_bytes: int  #: of a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +180,16 @@ class Layer(RankOwner):
         :class:`crossdock.Incompatible`, naming both, where they are of another layout."""
         self._native.load(self._rank(rank), weights._native, False, timeout)
 
+    def prepare(self, gate_up: Array, down: Array, *, gate_up_scales: Optional[Array] = None,
+                down_scales: Optional[Array] = None, up_first: bool = False, number: str = "auto",
+                rank: Optional[int] = None, timeout: float = 60.0) -> Weights:
+        """What :meth:`Weights.prepare` makes, in the layer's format and with the same bits, of matrices in
+        memory of the rank's GPU and there, for :meth:`use` and :meth:`use_shared`. Waits for the current
+        stream of their framework and for the work. Compiles or loads a kernel; not in a capture."""
+        flat = _all_flat(gate_up, down, gate_up_scales, down_scales)
+        return Weights(self._native.prepare(self._rank(rank), flat, int(gate_up.shape[0]), up_first, number,
+                                            timeout), None)
+
     def load_bias(self, *, gate_up: Optional[Array] = None, down: Optional[Array] = None,
                   up_first: bool = False, rank: Optional[int] = None, timeout: float = 60.0) -> None:
         """Biases beside the weights that the rank has, on the host: ``gate_up``, [experts, 2 * inter], all
@@ -187,7 +203,8 @@ class Layer(RankOwner):
         self._native.load(self._rank(rank), weights._native, True, timeout)
 
     def use(self, weights: Weights, *, rank: Optional[int] = None) -> None:
-        """The same for weights in memory of the rank's GPU, which stay there (:meth:`Weights.prepared`)."""
+        """The same for weights in memory of the rank's GPU, which stay there (:meth:`prepare`,
+        :meth:`Weights.prepared`)."""
         self._use(weights, rank, False)
 
     def use_shared(self, weights: Weights, *, rank: Optional[int] = None) -> None:
@@ -206,8 +223,9 @@ class Layer(RankOwner):
                 stream: Optional[Stream] = None) -> Array:
         """The experts' outputs of each token, added up: [tokens, hidden] bf16.
 
-        ``rows``: [tokens, hidden] bf16, which a layer of e4m3 casts as it sends, or e4m3 with ``scales``,
-        [tokens, hidden / 128] float32; rows on multiples of 16 bytes. ``ids``: [tokens, top_k], -1 is
+        ``rows``: [tokens, hidden] bf16, which a layer of e4m3 or e2m1 casts as it sends, or e4m3 with
+        ``scales``, [tokens, hidden / 128] float32 (of a layer with ue8m0 uint8, padded to a multiple of
+        four, or int32 with four in each); rows on multiples of 16 bytes. ``ids``: [tokens, top_k], -1 is
         none. ``weights``: [tokens, top_k] float32, the factor of each choice; None: 1.
         ``shared_weights``: [tokens] float32, that of the shared experts. ``residual``: added first.
         ``expected_rows``: that an expert gets on average, to choose tiles by; 0: as if all ranks had as

@@ -19,6 +19,9 @@ inline constexpr std::uint8_t kFloat = 2;
 inline constexpr std::uint8_t kBfloat = 4;
 inline constexpr std::uint8_t kBool = 6;
 inline constexpr std::uint8_t kFloat8E4m3fn = 10;
+inline constexpr std::uint8_t kFloat8E8m0fnu = 14;
+// With two lanes, which are a byte.
+inline constexpr std::uint8_t kFloat4E2m1fnX2 = 17;
 
 struct Device {
   std::int32_t type;

@@ -29,7 +29,7 @@ void make_layer(Layer* where, nb::handle options, const Ranks& ranks) {
 
 nb::tuple layout_of(const moe::WeightLayout& layout) {
   return nb::make_tuple(layout.version, format_name(layout.format), layout.experts, layout.hidden,
-                        layout.inter);
+                        layout.inter, scale_type_name(layout.scales));
 }
 
 // Its framework, rows, columns and GPU (-1: the host).
@@ -70,6 +70,17 @@ void bind_calls(nb::class_<Layer>& layer) {
       .def("load_bias", &Layer::load_bias, nb::arg("rank"), nb::arg("gate_up").none(),
            nb::arg("down").none(), nb::arg("up_first"), nb::arg("timeout"))
       .def("use", &Layer::use, nb::arg("rank"), nb::arg("weights"), nb::arg("shared"))
+      .def(
+          "prepare",
+          [](Layer& l, uint32_t rank, nb::tuple given, uint32_t experts, bool up_first,
+             std::string number, double timeout) {
+            return l.prepare(
+                rank,
+                {{given[0], given[1], given[2], given[3]}, experts, up_first, std::move(number)},
+                timeout);
+          },
+          nb::arg("rank"), nb::arg("matrices"), nb::arg("experts"), nb::arg("up_first"),
+          nb::arg("number"), nb::arg("timeout"))
       .def(
           "empty",
           [](Layer& l, uint32_t rank, const std::string& type, int64_t rows, int64_t columns) {

@@ -15,6 +15,31 @@ void need_float32(const Tensor& t) {
     refuse(fmt::format("{}: {} is {}: it must be float32", kForward, t.name, t.describe()));
 }
 
+// Of rows in e4m3: f32, or ue8m0 as bytes or as words of four, as the layer was made.
+void need_scales(const Tensor& t, const moe::LayerOptions& o, uint32_t count) {
+  const int64_t groups = o.hidden / 128, words = (groups + 3) / 4;
+  if (o.scales == moe::ScaleType::kF32) {
+    need_float32(t);
+    need_rows(kForward, t);
+    if (t.shape[0] != count || t.shape[1] != groups)
+      refuse(fmt::format("{}: scales is {}: it must be [{}, {}], one for 128 values", kForward,
+                         t.describe(), count, groups));
+    return;
+  }
+  const bool word = t.is(dlpack::kInt, 4);
+  if (!word && !t.is(dlpack::kUint, 1) && !t.is(dlpack::kFloat8E8m0fnu, 1))
+    refuse(
+        fmt::format("{}: scales is {}: of a layer with scales = \"ue8m0\" they are uint8 or "
+                    "float8_e8m0fnu, or int32 with four in each",
+                    kForward, t.describe()));
+  need_rows(kForward, t);
+  if (t.shape[0] != count || t.shape[1] != (word ? words : 4 * words))
+    refuse(
+        fmt::format("{}: scales is {}: it must be [{}, {}], one for 128 values, padded to a "
+                    "multiple of four",
+                    kForward, t.describe(), count, word ? words : 4 * words));
+}
+
 bool is_e4m3(const Tensor& t) {
   return t.is(dlpack::kFloat8E4m3fn, 1) ||
          (t.framework != Framework::kTorch && t.is(dlpack::kUint, 1));
@@ -76,12 +101,8 @@ moe::LayerInput Layer::input_of(uint32_t rank, const ForwardArguments& a, Copies
   }
   if (!a.scales.is_none()) {
     Tensor scales = argument("scales", a.scales, rank);
-    need_float32(scales);
-    need_rows(kForward, scales);
-    if (scales.shape[0] != in.count || scales.shape[1] != o.hidden / 128)
-      refuse(fmt::format("{}: scales is {}: it must be [{}, {}], one for 128 values", kForward,
-                         scales.describe(), in.count, o.hidden / 128));
-    in.scales = static_cast<const float*>(copies.readable(box, scales, rank));
+    need_scales(scales, o, in.count);
+    in.scales = copies.readable(box, scales, rank);
     in.scale_stride = scales.row_stride();
   }
   return in;

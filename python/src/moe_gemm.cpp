@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include <crossdock/layout/fp4_weights.cuh>
 #include <crossdock/moe/grouped_gemm.hpp>
 
 #include "bind.hpp"
@@ -79,6 +80,11 @@ void need_count(const char* name, int64_t count, int64_t wanted) {
     refuse(fmt::format("{}: {} has {} numbers: it must have {}", kGemm, name, count, wanted));
 }
 
+bool is_byte(const Tensor& t) {
+  return t.is(dlpack::kUint, 1) || t.is(dlpack::kFloat8E8m0fnu, 1);
+}
+constexpr int64_t kFp4Block = crossdock::device::kFp4BlockBytes;  // of 128 x 128 weights
+
 moe::Format format_of_rows(const Tensor& t) {
   if (t.is_bf16()) return moe::Format::kBf16;
   if (t.is(dlpack::kFloat8E4m3fn, 1) ||
@@ -90,10 +96,13 @@ moe::Format format_of_rows(const Tensor& t) {
                   kGemm, t.name, t.describe()));
 }
 
-Tensor scales_of(const Tensor& t, int64_t rows, const char* of_what) {
-  if (!t.is(dlpack::kFloat, 4) || t.dims != 2 || t.shape[0] != rows)
-    refuse(fmt::format("{}: {} is {}: it must be float32 [{}, {}]", kGemm, t.name, t.describe(),
-                       rows, of_what));
+// By column, of `groups` of 128 values; ue8m0 in words of four.
+Tensor scale_rows_of(const Tensor& t, moe::ScaleType type, int64_t groups) {
+  const bool words = type == moe::ScaleType::kUe8m0;
+  const int64_t rows = words ? (groups + 3) / 4 : groups;
+  if (!t.is(words ? dlpack::kInt : dlpack::kFloat, 4) || t.dims != 2 || t.shape[0] != rows)
+    refuse(fmt::format("{}: {} is {}: it must be {} [{}, columns]", kGemm, t.name, t.describe(),
+                       words ? "int32, four ue8m0 in each," : "float32", rows));
   need_rows(kGemm, t);
   return t;
 }
@@ -102,34 +111,52 @@ void read_weights(moe::GemmCall& call, const Arguments& a, uint32_t experts) {
   Tensor rows = a.need("weights");
   need_matrix(kGemm, rows, rows.shape[0], rows.shape[1]);
   moe::GemmWeights& w = call.weights;
-  w.format = format_of_rows(rows);
+  const std::string name = text_of(a.of("format"));
+  w.format = name == "e2m1" ? moe::Format::kE2m1 : format_of_rows(rows);
+  if (name != "auto" && format_of(a.of("format")) != w.format)
+    refuse(fmt::format("{}: weights is {}, which is not {}", kGemm, rows.describe(), name));
+  const bool blocks = w.format == moe::Format::kE2m1;
+  if (blocks && (!is_byte(rows) || rows.shape[1] % kFp4Block != 0))
+    refuse(fmt::format("{}: weights is {}: in e2m1 its rows are blocks of {} bytes, as uint8",
+                       kGemm, rows.describe(), kFp4Block));
   w.experts = experts;
-  w.n = static_cast<uint32_t>(rows.shape[0] / std::max<int64_t>(experts, 1));
-  w.k = static_cast<uint32_t>(rows.shape[1]);
+  const int64_t n = blocks ? rows.shape[0] * 128 : rows.shape[0];
+  const int64_t k = blocks ? rows.shape[1] / kFp4Block * 128 : rows.shape[1];
+  w.n = static_cast<uint32_t>(n / std::max<int64_t>(experts, 1));
+  w.k = static_cast<uint32_t>(k);
   w.rows = a.read(rows);
   auto scales = a.find("weight_scales");
   if (!scales) return;
-  *scales = scales_of(*scales, rows.shape[0] / 128, "k / 128");
-  need_matrix(kGemm, *scales, rows.shape[0] / 128, rows.shape[1] / 128);
-  w.scales = static_cast<const float*>(a.read(*scales));
+  if (!scales->is(dlpack::kFloat, 4) && !is_byte(*scales))
+    refuse(
+        fmt::format("{}: weight_scales is {}: it must be float32, or ue8m0 as uint8 or "
+                    "float8_e8m0fnu",
+                    kGemm, scales->describe()));
+  need_matrix(kGemm, *scales, n / 128, k / 128);
+  call.scale_type = is_byte(*scales) ? moe::ScaleType::kUe8m0 : moe::ScaleType::kF32;
+  w.scales = a.read(*scales);
+}
+// What such weights multiply.
+moe::Format input_format(const moe::GemmCall& call) {
+  return call.weights.format == moe::Format::kBf16 ? moe::Format::kBf16 : moe::Format::kE4m3;
 }
 
 void read_input(moe::GemmCall& call, const Arguments& a) {
   Tensor rows = a.need("rows");
   need_rows(kGemm, rows);
-  if (format_of_rows(rows) != call.weights.format || rows.shape[1] != call.weights.k)
+  if (format_of_rows(rows) != input_format(call) || rows.shape[1] != call.weights.k)
     refuse(fmt::format("{}: rows is {}: it must be {} [rows, {}], as the weights", kGemm,
-                       rows.describe(), python::format_name(call.weights.format), call.weights.k));
+                       rows.describe(), python::format_name(input_format(call)), call.weights.k));
   need_aligned(kGemm, rows);
   call.input.count = static_cast<uint32_t>(rows.shape[0]);
   call.input.rows = a.read(rows);
   call.input.row_stride = rows.row_stride();
   auto scales = a.find("scales");
   if (!scales) return;
-  *scales = scales_of(*scales, call.weights.k / 128, "columns");
+  *scales = scale_rows_of(*scales, call.scale_type, call.weights.k / 128);
   call.input.scale_columns = static_cast<uint64_t>(scales->shape[1]);
   need_matrix(kGemm, *scales, scales->shape[0], scales->shape[1]);
-  call.input.scales = static_cast<const float*>(a.read(*scales));
+  call.input.scales = a.read(*scales);
 }
 
 void read_groups(moe::GemmCall& call, const Arguments& a, uint32_t expert_rows) {
@@ -158,10 +185,10 @@ void read_output(moe::GemmCall& call, const Arguments& a) {
   call.output.row_stride = call.output.rows == out.data ? out.row_stride() : 0;
   auto scales = a.find("out_scales");
   if (!scales) return;
-  *scales = scales_of(*scales, columns / 128, "columns");
+  *scales = scale_rows_of(*scales, call.scale_type, columns / 128);
   need_matrix(kGemm, *scales, scales->shape[0], scales->shape[1]);
   call.output.scale_columns = static_cast<uint64_t>(scales->shape[1]);
-  call.output.scales = static_cast<float*>(a.write(*scales));
+  call.output.scales = a.write(*scales);
 }
 
 // `swiglu` of Python, with clamp and fast; None: a plain product.
@@ -201,13 +228,16 @@ class Gemm {
     device_ = context == nullptr ? kHost : context->ordinal();
   }
 
-  void prepare(nb::handle format, bool swiglu, nb::handle tile, uint32_t expected_rows,
-               double timeout) {
+  struct Like {
+    nb::object format, scales, tile;
+  };
+  void prepare(const Like& of, bool swiglu, uint32_t expected_rows, double timeout) {
     const auto lock = box_->enter(kRank);
     moe::GemmCall like;
-    like.weights.format = format_of(format);
+    like.weights.format = format_of(of.format);
+    like.scale_type = scale_type_of(of.scales);
     if (swiglu) like.swiglu.emplace();
-    like.tile = tile_of(tile);
+    like.tile = tile_of(of.tile);
     like.expected_rows = expected_rows;
     const Deadline deadline = deadline_in(timeout);
     value_or_raise([&] {
@@ -288,6 +318,7 @@ class Gemm {
 ArrayType type_of(const std::string& name) {
   if (name == "bfloat16") return kBf16;
   if (name == "int16") return carrier(2);
+  if (name == "int32") return kInt32;
   if (name == "uint8") return carrier(1);
   if (name == "float32") return kFloat32;
   throw nb::value_error("empty(): no such type");
@@ -301,8 +332,15 @@ void add_moe_gemm(nb::module_& m) {
            nb::arg("sms"), nb::arg("timeout"))
       .def_prop_ro("twin", &Gemm::twin)
       .def_prop_ro("device", &Gemm::device)
-      .def("prepare", &Gemm::prepare, nb::arg("format"), nb::arg("swiglu"), nb::arg("tile"),
-           nb::arg("expected_rows"), nb::arg("timeout"))
+      .def(
+          "prepare",
+          [](Gemm& g, nb::object format, nb::object scales, bool swiglu, nb::object tile,
+             uint32_t expected_rows, double timeout) {
+            g.prepare({std::move(format), std::move(scales), std::move(tile)}, swiglu,
+                      expected_rows, timeout);
+          },
+          nb::arg("format"), nb::arg("scales"), nb::arg("swiglu"), nb::arg("tile"),
+          nb::arg("expected_rows"), nb::arg("timeout"))
       .def("run", &Gemm::run, nb::arg("call"), nb::arg("experts"), nb::arg("expert_rows"),
            nb::arg("stream").none())
       .def("synchronize", &Gemm::synchronize, nb::arg("timeout"), nb::arg("stream").none())

@@ -83,9 +83,44 @@ void Layer::load(uint32_t rank, const LayerWeights& weights, bool shared, double
   }));
 }
 
+LayerWeights Layer::prepare(uint32_t rank, const Plain& given, double timeout) {
+  constexpr const char* kCall = "moe prepare";
+  const auto [layer, lock] = enter(rank);
+  const int device = device_of(rank);
+  PlainMatrices m = plain_matrices(given.matrices, given.experts, given.number);
+  Copies copies;
+  for (Tensor* t : m.found.all()) {
+    if (t->data == nullptr) continue;
+    need_device(kCall, *t, rank, device);
+    t->data = const_cast<void*>(copies.readable(shared_->box, *t, rank));
+  }
+  const Deadline deadline = deadline_in(timeout);
+  const moe::PlainWeights plain = m.plain(given.up_first);
+  // The arrays may still be written on their framework's stream.
+  std::optional<cuda::Stream> before;
+  if (const moe::StreamPtr on = stream_of(nb::none(), m.found.gate_up.framework, device);
+      on != nullptr)
+    before = cuda::Stream::borrow(*shared_->box->ranks().rank(rank).device().context(),
+                                  static_cast<cuda::StreamHandle>(on));
+  auto made = value_or_raise(launch([&]() -> Result<moe::PreparedWeights> {
+    if (before) CROSSDOCK_CHECK_OK(before->synchronize(deadline));
+    return layer->prepare_weights(rank, plain, deadline);
+  }));
+  LayerWeights out{.view = made.view(), .report = made.report(), .device = device};
+  out.ranks = shared_->box.get();
+  out.rank = rank;
+  out.owner = keep(shared_->box, rank, std::move(made));
+  return out;
+}
+
 void Layer::use(uint32_t rank, const LayerWeights& weights, bool shared) {
   const auto [layer, lock] = enter(rank);
-  if (weights.device != device_of(rank) || twin())
+  const bool ours = weights.ranks == shared_->box.get();
+  if (ours && weights.rank != rank)
+    refuse(
+        fmt::format("moe use: the weights were prepared on rank {}: prepare those of rank {} on it",
+                    weights.rank, rank));
+  if (weights.device != device_of(rank) || (twin() && !ours))
     refuse(fmt::format(
         "moe use: the weights are on {}, and rank {} runs {}: load() copies weights "
         "of the host",

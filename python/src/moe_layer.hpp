@@ -6,12 +6,14 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <crossdock/moe/layer.hpp>
 
 #include "copies.hpp"
+#include "moe_matrices.hpp"
 #include "moe_weights.hpp"
 
 namespace crossdock::python {
@@ -49,6 +51,14 @@ class Layer {
   // those of the shared experts.
   void load(uint32_t rank, const LayerWeights& weights, bool shared, double timeout);
   void use(uint32_t rank, const LayerWeights& weights, bool shared);
+  // Prepares plain matrices, which are where the rank runs, in memory of the rank.
+  struct Plain {
+    Matrices matrices;
+    uint32_t experts;
+    bool up_first;
+    std::string number;
+  };
+  LayerWeights prepare(uint32_t rank, const Plain& plain, double timeout);
   // Either may be None.
   void load_bias(uint32_t rank, nb::object gate_up, nb::object down, bool up_first, double timeout);
   void forward(uint32_t rank, const ForwardArguments& arguments, const OutputArguments& output,

@@ -16,8 +16,10 @@ namespace {
 using moe::Format;
 using moe::GemmTile;
 
-constexpr std::array<std::pair<const char*, Format>, 2> kFormats = {
-    {{"bf16", Format::kBf16}, {"e4m3", Format::kE4m3}}};
+constexpr std::array<std::pair<const char*, Format>, 3> kFormats = {
+    {{"bf16", Format::kBf16}, {"e4m3", Format::kE4m3}, {"e2m1", Format::kE2m1}}};
+constexpr std::array<std::pair<const char*, moe::ScaleType>, 2> kScaleTypes = {
+    {{"f32", moe::ScaleType::kF32}, {"ue8m0", moe::ScaleType::kUe8m0}}};
 constexpr std::array<std::pair<const char*, GemmTile>, 6> kTiles = {{{"auto", GemmTile::kAuto},
                                                                      {"128", GemmTile::k128},
                                                                      {"64", GemmTile::k64},
@@ -57,6 +59,12 @@ const char* format_name(moe::Format format) {
     if (value == format) return name;
   return "unknown";
 }
+moe::ScaleType scale_type_of(nb::handle name) {
+  return named("scales", name, kScaleTypes);
+}
+const char* scale_type_name(moe::ScaleType type) {
+  return type == moe::ScaleType::kUe8m0 ? "ue8m0" : "f32";
+}
 
 moe::LayerOptions layer_options_of(nb::handle options) {
   moe::LayerOptions out;
@@ -74,6 +82,7 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   read("combine_sms", out.combine_sms);
   read("gemm_sms", out.gemm_sms);
   out.format = format_of(options.attr("format"));
+  out.scales = scale_type_of(options.attr("scales"));
   out.tile = tile_of(options.attr("tile"));
   out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
   out.fast = nb::cast<bool>(options.attr("fast"));
@@ -93,6 +102,7 @@ nb::dict dict_of(const moe::WeightSizes& sizes) {
   out["gate_up_scales"] = sizes.gate_up_scales;
   out["down_bytes"] = sizes.down_bytes;
   out["down_scales"] = sizes.down_scales;
+  out["scale_bytes"] = sizes.scale_bytes;
   return out;
 }
 

@@ -15,6 +15,8 @@ moe::LayerOptions layer_options_of(nb::handle options);
 moe::Format format_of(nb::handle name);
 moe::GemmTile tile_of(nb::handle name);
 const char* format_name(moe::Format format);
+moe::ScaleType scale_type_of(nb::handle name);
+const char* scale_type_name(moe::ScaleType type);
 nb::dict dict_of(const moe::LayerSizes& sizes);
 
 }  // namespace crossdock::python

@@ -22,15 +22,17 @@ struct NamedType {
   TypeCode code;
 };
 // Types whose kind matters here, by the names that torch, NumPy and ml_dtypes share.
-constexpr std::array<NamedType, 9> kTypes = {{{"bfloat16", {dlpack::kBfloat, 2}},
-                                              {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 1}},
-                                              {"float16", {dlpack::kFloat, 2}},
-                                              {"float32", {dlpack::kFloat, 4}},
-                                              {"int32", {dlpack::kInt, 4}},
-                                              {"int64", {dlpack::kInt, 8}},
-                                              {"uint8", {dlpack::kUint, 1}},
-                                              {"uint16", {dlpack::kUint, 2}},
-                                              {"bool", {dlpack::kBool, 1}}}};
+constexpr std::array<NamedType, 11> kTypes = {{{"bfloat16", {dlpack::kBfloat, 2}},
+                                               {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 1}},
+                                               {"float8_e8m0fnu", {dlpack::kFloat8E8m0fnu, 1}},
+                                               {"float4_e2m1fn_x2", {dlpack::kFloat4E2m1fnX2, 1}},
+                                               {"float16", {dlpack::kFloat, 2}},
+                                               {"float32", {dlpack::kFloat, 4}},
+                                               {"int32", {dlpack::kInt, 4}},
+                                               {"int64", {dlpack::kInt, 8}},
+                                               {"uint8", {dlpack::kUint, 1}},
+                                               {"uint16", {dlpack::kUint, 2}},
+                                               {"bool", {dlpack::kBool, 1}}}};
 
 // What is asked of torch, looked up once and kept for the life of the process.
 struct Torch {

@@ -25,9 +25,10 @@ device::EpOutputLayout Core::output_of(const Tokens& t, u32 capacity) const {
   return device::ep_output_layout(
       {.capacity = capacity,
        .row_bytes = t.cast ? options_.hidden : t.row_bytes,
-       .scale_bytes = t.cast ? cast_scale_bytes(options_.hidden) : t.scale_bytes,
+       .scale_bytes = t.cast ? cast_scale_bytes(options_.hidden, t.cast_ue8m0) : t.scale_bytes,
        .scales_by_column = t.scales_by_column,
-       .top_k = options_.top_k});
+       .top_k = options_.top_k,
+       .cast_ue8m0 = t.cast_ue8m0});
 }
 
 Result<symm::LaunchShape> Core::shape(const symm::Rank& rank, u32 grid, StreamPtr stream,

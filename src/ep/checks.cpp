@@ -47,6 +47,9 @@ Result<> Core::check_shape(const Tokens& t) const {
         fmt::format("ep dispatch: a cast takes rows of bf16, {} bytes for hidden = {}, and a group "
                     "made with cast = true; these have {} bytes",
                     options_.hidden * 2, options_.hidden, t.row_bytes));
+  if (t.cast_ue8m0 && !t.cast)
+    return invalid_argument(
+        "ep dispatch: cast_ue8m0 is about the scales of a cast: set cast, or leave it false");
   if (t.cast && t.scale_bytes != 0)
     return invalid_argument("ep dispatch: a cast makes its own scales: leave scales empty");
   if (delivered > window_.row_bytes || t.scale_bytes > window_.scale_bytes)

@@ -158,7 +158,7 @@ class Core : public std::enable_shared_from_this<Core> {
                         StreamPtr stream);
   // ---- packets.cpp
   Result<> prepare_packets(Deadline deadline);
-  [[nodiscard]] bool in_packets(u32 most) const;
+  [[nodiscard]] bool in_packets(u32 most, const Tokens& t) const;
   Result<> launch_packets(const device::EpSmallParams& params, const Handle::State& handle,
                           StreamPtr stream);
   Result<> combine_packets(const Handle::State& handle, const device::EpCombineParams& params,

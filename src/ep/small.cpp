@@ -117,7 +117,7 @@ Result<> Core::launch_small(const device::EpSmallParams& p, const Handle::State&
 
 Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const SmallCall& call,
                                     StreamPtr stream) {
-  if (!in_packets(call.most))
+  if (!in_packets(call.most, t))
     CROSSDOCK_CHECK_OK(choose_small(t.row_bytes, t.cast, t.count));  // before a slot is taken
   CROSSDOCK_TRY(index, take_small_slot(state));
   Slot& slot = *state.slots[index];
@@ -154,7 +154,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   h.input_row_bytes = t.row_bytes;
   h.cast = t.cast;
   h.most_tokens = call.most;
-  h.packets = in_packets(call.most);
+  h.packets = in_packets(call.most, t);
   CROSSDOCK_CHECK_OK(launch_small(p, h, stream));
   return handle;
 }

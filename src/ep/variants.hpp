@@ -33,8 +33,9 @@ struct DispatchShape {
 };
 
 // The scales of a cast row, padded to what a bulk store takes.
-constexpr device::u32 cast_scale_bytes(device::u32 hidden) {
-  return device::round_up(device::ceil_div(hidden, device::kEpScaleGroup) * 4, 16u);
+constexpr device::u32 cast_scale_bytes(device::u32 hidden, bool ue8m0 = false) {
+  const device::u32 groups = device::ceil_div(hidden, device::kEpScaleGroup);
+  return device::round_up(groups * (ue8m0 ? 1 : 4), 16u);
 }
 
 std::vector<device::EpDispatchConfig> dispatch_variants(bool flags = false);

@@ -75,6 +75,12 @@ Result<> Layer::use(std::uint32_t rank, const WeightsView& weights) {
   *mine = RankWeights{.rank = rank, .view = weights};
   return {};
 }
+Result<PreparedWeights> Layer::prepare_weights(std::uint32_t rank, const PlainWeights& plain,
+                                               Deadline deadline) {
+  const LayerOptions& o = core_->options();
+  return Weights::prepare(core_->gemm(), core_, rank, plain,
+                          {.format = o.format, .scales = o.scales}, deadline);
+}
 Result<> Layer::load_bias(std::uint32_t rank, const ExpertBias& bias, Deadline deadline) {
   CROSSDOCK_TRY(mine, find(weights_, rank));
   return core_->copy_bias(*mine, bias, deadline);

@@ -29,6 +29,22 @@ struct RankWeights {
 // Whose weights: of the experts that tokens choose, or of those that they all go through.
 enum class Experts : bool { kChosen, kShared };
 
+// Whether rows are e4m3 with scales; else bf16.
+constexpr bool scaled(const LayerOptions& options) {
+  return options.format != Format::kBf16;
+}
+constexpr Format row_format(const LayerOptions& options) {
+  return scaled(options) ? Format::kE4m3 : Format::kBf16;
+}
+constexpr u32 row_width(const LayerOptions& options) {
+  return scaled(options) ? 1 : 2;
+}
+// Of the scales of a row of `values`, in words of 4 bytes; by column as many rows of them.
+constexpr u32 scale_words(const LayerOptions& options, u32 values) {
+  if (!scaled(options)) return 0;
+  return options.scales == ScaleType::kUe8m0 ? device::ceil_div(values, 512u) : values / 128;
+}
+
 // A forward between its halves: where its rows are, and when they are there.
 struct Begun {
   std::shared_ptr<LayerCore> core;
@@ -78,6 +94,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   void forget(const Begun& begun) noexcept;
 
   [[nodiscard]] ep::Core& group() const { return *group_; }
+  [[nodiscard]] GemmCore& gemm() const { return *gemm_; }
   [[nodiscard]] symm::Rank& rank(u32 r) const { return group_->group().rank(r); }
   [[nodiscard]] const LayerOptions& options() const { return options_; }
   [[nodiscard]] const LayerSizes& memory() const { return sizes_; }
@@ -116,6 +133,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] Side& side(u32 rank);
   Result<> make_side(u32 rank);
   Result<> check_input(const RankWeights& weights, const Call& call) const;
+  Result<> check_scales(const LayerInput& input) const;
   Result<> check_output(u32 rank, const LayerInput& input, const LayerOutput& output) const;
   // All that comes after the dispatch.
   Result<> finish(const RankWeights& weights, const Call& call, const ep::Handle& handle);
@@ -144,8 +162,9 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   std::vector<Side> sides_;
 };
 
-// What is wrong with the options; see layer_core.cpp.
+// What is wrong with the options; see layer_check.cpp.
 Result<> check_layer(const LayerOptions& options, u32 world);
+Result<> check_group(const ep::Options& group, const LayerOptions& layer);
 // Whether the rank has weights; `what`: "weights".
 Result<> check_loaded(const RankWeights& weights, const char* what);
 

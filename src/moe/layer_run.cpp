@@ -39,6 +39,18 @@ Result<> check_loaded(const RankWeights& weights, const char* what) {
                   weights.rank, what, shared ? "_shared" : "", shared ? "_shared" : ""));
 }
 
+Result<> LayerCore::check_scales(const LayerInput& in) const {
+  if (in.scales == nullptr || in.count == 0) return {};
+  const u64 bytes = u64{scale_words(options_, options_.hidden)} * sizeof(u32);
+  const u64 stride = in.scale_stride == 0 ? bytes : in.scale_stride;
+  if (aligned(in.scales, 4) && stride % 4 == 0 && stride >= bytes) return {};
+  const bool words = options_.scales == ScaleType::kUe8m0;
+  return invalid_argument(fmt::format(
+      "moe layer: scales at {} with a stride of {} bytes must be [count][{}] of {} on multiples of "
+      "4, one row of {} bytes apart or more",
+      in.scales, stride, bytes / 4, words ? "4 ue8m0 bytes" : "fp32", bytes));
+}
+
 Result<> LayerCore::check_input(const RankWeights& weights, const Call& call) const {
   const LayerInput& in = call.input;
   CROSSDOCK_CHECK_OK(check_loaded(weights, "weights"));
@@ -53,22 +65,23 @@ Result<> LayerCore::check_input(const RankWeights& weights, const Call& call) co
     return invalid_argument(fmt::format(
         "moe layer: {} tokens are more than the max_tokens = {} that the layer was made for",
         in.count, options_.max_tokens));
-  const bool fp8 = options_.format == Format::kE4m3;
   if (in.format != Format::kBf16 && in.format != Format::kE4m3)
     return invalid_argument(
-        fmt::format("moe layer: rows of the unknown format {}", static_cast<unsigned>(in.format)));
-  if (in.format != Format::kBf16 && in.format != options_.format)
+        fmt::format("moe layer: rows of the unknown format {}: they are bf16, or e4m3 with scales",
+                    static_cast<unsigned>(in.format)));
+  if (in.format != Format::kBf16 && !scaled(options_))
     return invalid_argument(
         "moe layer: rows of e4m3 into a layer of bf16: give it rows of bf16, or make it of e4m3");
   if ((in.format == Format::kE4m3) != (in.scales != nullptr) && in.count != 0)
     return invalid_argument(fmt::format("moe layer: rows of {} scales, but they are at {}",
                                         in.format == Format::kE4m3 ? "e4m3 need" : "bf16 have no",
-                                        static_cast<const void*>(in.scales)));
+                                        in.scales));
+  CROSSDOCK_CHECK_OK(check_scales(in));
   if (in.count == 0) return {};
   if (in.ids == nullptr || !aligned(in.ids, options_.wide_ids ? 8 : 4) || !aligned(in.weights, 4))
     return invalid_argument(fmt::format("moe layer: ids at {} must be [count][{}] of {} bits",
                                         in.ids, options_.top_k, options_.wide_ids ? 64 : 32));
-  const u64 row = u64{options_.hidden} * (fp8 && in.format == Format::kE4m3 ? 1 : 2);
+  const u64 row = u64{options_.hidden} * (in.format == Format::kE4m3 ? 1 : 2);
   if (in.rows == nullptr)
     return invalid_argument(fmt::format("moe layer: input rows at {} must be given", in.rows));
   return check_rows("input", in.rows, in.row_stride, row);
@@ -102,19 +115,20 @@ ep::Tokens LayerCore::tokens(const LayerInput& in) const {
                .row_stride = in.row_stride,
                .ids = in.ids,
                .weights = in.weights};
-  if (options_.format == Format::kBf16) return t;
+  if (!scaled(options_)) return t;
   t.scales_by_column = true;
   t.cast = in.format == Format::kBf16;
+  t.cast_ue8m0 = t.cast && options_.scales == ScaleType::kUe8m0;
   if (t.cast) return t;
   t.scales = in.scales;
-  t.scale_bytes = options_.hidden / 128 * sizeof(float);
+  t.scale_bytes = scale_words(options_, options_.hidden) * sizeof(u32);
   t.scale_stride = in.scale_stride;
   return t;
 }
 
 GemmCall LayerCore::first(const WeightsView& w, const ep::Received& got, const ep::Grouped& grouped,
                           const Buffers& b) const {
-  const bool fp8 = options_.format == Format::kE4m3;
+  const bool with_scales = scaled(options_);
   return {.weights = {.format = options_.format,
                       .rows = w.gate_up,
                       .scales = w.gate_up_scales,
@@ -124,17 +138,18 @@ GemmCall LayerCore::first(const WeightsView& w, const ep::Received& got, const e
           .input = {.rows = got.rows,
                     .count = got.capacity,
                     .row_stride = got.row_bytes,
-                    .scales = fp8 ? static_cast<const float*>(got.scales) : nullptr,
-                    .scale_columns = fp8 ? got.scale_columns : 0},
+                    .scales = with_scales ? got.scales : nullptr,
+                    .scale_columns = with_scales ? got.scale_columns : 0},
           .groups = {.offsets = grouped.offsets,
                      .counts = got.expert_counts,
                      .rows = grouped.rows,
                      .places = static_cast<u32>(sizes_.places)},
-          .output = {.format = options_.format,
+          .output = {.format = row_format(options_),
                      .rows = b.activations.address(),
-                     .scales = b.activation_scales.as<float>(),
-                     .scale_columns = fp8 ? scale_columns() : 0},
+                     .scales = b.activation_scales.address(),
+                     .scale_columns = with_scales ? scale_columns() : 0},
           .swiglu = Swiglu{.clamp = options_.clamp, .fast = options_.fast},
+          .scale_type = options_.scales,
           .tile = options_.tile};
 }
 
@@ -145,8 +160,8 @@ RowOrder LayerCore::row_order(const LayerInput& input) const {
 
 ep::Expanded LayerCore::ordered(const ep::Received& got, const Buffers& b) const {
   ep::Expanded to{.places = sizes_.places, .rows = b.outputs.address()};
-  if (options_.format == Format::kBf16) return to;
-  // Rows of e4m3 leave half of the memory free, and scales take a 32nd.
+  if (!scaled(options_)) return to;
+  // Rows of e4m3 leave half of the memory free, and scales take a 32nd or less.
   to.scales = b.outputs.as<u8>() + sizes_.places * got.row_bytes;
   to.scales_by_column = true;
   to.scale_stride = scale_columns();
@@ -156,7 +171,7 @@ ep::Expanded LayerCore::ordered(const ep::Received& got, const Buffers& b) const
 GemmCall LayerCore::over(GemmCall first, const ep::Expanded& ordered) const {
   first.input = {.rows = ordered.rows,
                  .count = static_cast<u32>(sizes_.places),
-                 .scales = static_cast<const float*>(ordered.scales),
+                 .scales = ordered.scales,
                  .scale_columns = ordered.scale_stride};
   first.groups.rows = nullptr;
   first.groups.places = 0;
@@ -165,7 +180,6 @@ GemmCall LayerCore::over(GemmCall first, const ep::Expanded& ordered) const {
 
 GemmCall LayerCore::second(const WeightsView& w, const ep::Received& got,
                            const ep::Grouped& grouped, const Buffers& b) const {
-  const bool fp8 = options_.format == Format::kE4m3;
   return {.weights = {.format = options_.format,
                       .rows = w.down,
                       .scales = w.down_scales,
@@ -174,10 +188,11 @@ GemmCall LayerCore::second(const WeightsView& w, const ep::Received& got,
                       .k = options_.inter},
           .input = {.rows = b.activations.address(),
                     .count = static_cast<u32>(sizes_.places),
-                    .scales = b.activation_scales.as<float>(),
-                    .scale_columns = fp8 ? scale_columns() : 0},
+                    .scales = b.activation_scales.address(),
+                    .scale_columns = scaled(options_) ? scale_columns() : 0},
           .groups = {.offsets = grouped.offsets, .counts = got.expert_counts},
           .output = {.rows = b.outputs.address()},
+          .scale_type = options_.scales,
           .tile = options_.tile};
 }
 

@@ -5,6 +5,8 @@
 
 #include <crossdock/kernel/moe_cast_rows.cuh>
 
+#include "moe/layer_core.hpp"
+
 namespace crossdock::moe {
 namespace {
 
@@ -32,12 +34,12 @@ Result<std::unique_ptr<SharedExperts>> SharedExperts::create(ep::Core& group, Ge
 
 u64 SharedExperts::buffer_bytes(const LayerOptions& o) {
   if (o.shared_inter == 0) return 0;
-  const bool fp8 = o.format == Format::kE4m3;
   const u64 tokens = o.max_tokens;
   const u64 columns = device::round_up(tokens, u64{4});
-  const u64 scales = fp8 ? columns * (o.hidden / 128 + o.shared_inter / 128) * sizeof(float) : 0;
+  const u64 words = scale_words(o, o.hidden) + scale_words(o, o.shared_inter);
+  const u64 codes = scaled(o) ? tokens * o.hidden : 0;
   return (tokens + 1) * 2 * sizeof(u32) + tokens * o.hidden * 2 +
-         tokens * o.shared_inter * (fp8 ? 1 : 2) + (fp8 ? tokens * o.hidden : 0) + scales;
+         tokens * o.shared_inter * row_width(o) + codes + columns * words * sizeof(float);
 }
 
 // The kernels of every tile that forwards of up to max_tokens may take, and of the cast.
@@ -65,13 +67,14 @@ Result<> SharedExperts::allocate(u32 r, Deadline deadline) {
     memory = std::move(made);
     return {};
   };
-  CROSSDOCK_CHECK_OK(make(b.activations, tokens * options_.shared_inter * (fp8() ? 1 : 2)));
+  CROSSDOCK_CHECK_OK(make(b.activations, tokens * options_.shared_inter * row_width(options_)));
   CROSSDOCK_CHECK_OK(make(b.outputs, tokens * options_.hidden * 2));
   if (fp8()) {
     const u64 column = scale_columns() * sizeof(float);
     CROSSDOCK_CHECK_OK(make(b.codes, tokens * options_.hidden));
-    CROSSDOCK_CHECK_OK(make(b.scales, column * (options_.hidden / 128)));
-    CROSSDOCK_CHECK_OK(make(b.activation_scales, column * (options_.shared_inter / 128)));
+    CROSSDOCK_CHECK_OK(make(b.scales, column * scale_words(options_, options_.hidden)));
+    CROSSDOCK_CHECK_OK(
+        make(b.activation_scales, column * scale_words(options_, options_.shared_inter)));
   }
   std::vector<u32> offsets;
   for (u32 count = 0; count <= options_.max_tokens; ++count)
@@ -98,12 +101,14 @@ Result<> SharedExperts::cast(const Buffers& b, const LayerInput& in, StreamPtr s
   p.common = rank.common(kCastId, options_.wait);
   p.count = in.count;
   p.groups = options_.hidden / 128;
+  p.ue8m0 = options_.scales == ScaleType::kUe8m0;
+  p.words = scale_words(options_, options_.hidden);
   p.rows = given ? nullptr : static_cast<const u8*>(in.rows);
   p.row_stride = in.row_stride != 0 ? in.row_stride : u64{options_.hidden} * 2;
-  p.given = in.scales;
-  p.given_stride = in.scale_stride != 0 ? in.scale_stride : u64{p.groups} * sizeof(float);
+  p.given = static_cast<const u32*>(in.scales);
+  p.given_stride = in.scale_stride != 0 ? in.scale_stride : u64{p.words} * sizeof(u32);
   p.codes = b.codes.as<u8>();
-  p.scales = b.scales.as<float>();
+  p.scales = b.scales.as<u32>();
   p.scale_columns = scale_columns();
   const u32 groups_of_block = kCast.warps * device::MoeCastGroup::kPerWarp;
   const u64 blocks = device::ceil_div(u64{in.count} * p.groups, u64{groups_of_block});
@@ -130,15 +135,16 @@ GemmCall SharedExperts::first(const WeightsView& w, const LayerInput& in, const 
       .input = {.rows = here ? in.rows : b.codes.address(),
                 .count = in.count,
                 .row_stride = here ? in.row_stride : 0,
-                .scales = b.scales.as<float>(),
+                .scales = b.scales.address(),
                 .scale_columns = fp8() ? scale_columns() : 0},
       .groups = {.offsets = offsets_of(b, in.count)},
-      .output = {.format = options_.format,
+      .output = {.format = row_format(options_),
                  .rows = b.activations.address(),
-                 .scales = b.activation_scales.as<float>(),
+                 .scales = b.activation_scales.address(),
                  .scale_columns = fp8() ? scale_columns() : 0},
       .swiglu =
           Swiglu{.clamp = options_.clamp, .fast = options_.fast, .row_weights = in.shared_weights},
+      .scale_type = options_.scales,
       .expected_rows = in.count};
 }
 
@@ -151,10 +157,11 @@ GemmCall SharedExperts::second(const WeightsView& w, const LayerInput& in, const
                       .k = options_.shared_inter},
           .input = {.rows = b.activations.address(),
                     .count = in.count,
-                    .scales = b.activation_scales.as<float>(),
+                    .scales = b.activation_scales.address(),
                     .scale_columns = fp8() ? scale_columns() : 0},
           .groups = {.offsets = offsets_of(b, in.count)},
           .output = {.rows = b.outputs.address()},
+          .scale_type = options_.scales,
           .expected_rows = in.count};
 }
 

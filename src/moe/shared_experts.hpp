@@ -45,7 +45,7 @@ class SharedExperts {
   Result<> prepare(Deadline deadline);
   Result<> allocate(u32 rank, Deadline deadline);
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
-  [[nodiscard]] bool fp8() const { return options_.format == Format::kE4m3; }
+  [[nodiscard]] bool fp8() const { return options_.format != Format::kBf16; }
   [[nodiscard]] u64 scale_columns() const { return device::round_up(options_.max_tokens, 4u); }
   Result<> cast(const Buffers& buffers, const LayerInput& input, StreamPtr stream);
   [[nodiscard]] static const u32* offsets_of(const Buffers& buffers, u32 count);

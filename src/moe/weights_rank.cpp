@@ -15,7 +15,7 @@ namespace crossdock::moe {
 inline namespace v1 {
 
 struct PreparedWeights::Memory {
-  std::shared_ptr<GemmCore> core;  // keeps the rank
+  std::shared_ptr<void> keeper;  // of the rank
   symm::LocalMemory gate_up = {}, gate_up_scales = {}, down = {}, down_scales = {};
 };
 
@@ -87,18 +87,24 @@ WeightsView PreparedWeights::view() const noexcept {
 
 Result<PreparedWeights> Weights::prepare(Gemm& gemm, std::uint32_t rank, const PlainWeights& plain,
                                          const PrepareOptions& options, Deadline deadline) {
+  GemmCore& core = gemm.core();
+  return prepare(core, core.shared_from_this(), rank, plain, options, deadline);
+}
+
+Result<PreparedWeights> Weights::prepare(GemmCore& core, std::shared_ptr<void> keeper,
+                                         std::uint32_t rank, const PlainWeights& plain,
+                                         const PrepareOptions& options, Deadline deadline) {
   const WeightLayout layout = layout_of(plain, options);
   CROSSDOCK_TRY(sizes, weight_sizes(layout));
   CROSSDOCK_CHECK_OK(check_plain(plain, layout));
   CROSSDOCK_CHECK_OK(check_alignment(plain));
-  GemmCore& core = gemm.core();
   const auto ranks = core.group().local_ranks();
   if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
     return invalid_argument(fmt::format(
         "moe weights: rank {} is not one of the {} ranks of this process", rank, ranks.size()));
   symm::Rank& on = core.group().rank(rank);
   auto memory = std::make_unique<PreparedWeights::Memory>();
-  memory->core = core.shared_from_this();
+  memory->keeper = std::move(keeper);
   const u64 scale = sizes.scale_bytes;
   using Part = std::pair<symm::LocalMemory*, u64>;
   for (const auto& [part, bytes] : {Part{&memory->gate_up, sizes.gate_up_bytes},

@@ -53,6 +53,17 @@ TEST(EpDispatch, CastsToFp8) {
     if (HasFatalFailure()) return;
   }
 }
+TEST(EpDispatch, CastsToFp8WithScalesOfOneByte) {
+  for (u32 values : {128u, 512u, 1152u}) {
+    dispatch_under_all_seeds<kCast>({.world = 3,
+                                     .max_tokens = 14,
+                                     .row_bytes = values * 2,
+                                     .scales_by_column = values == 1152,
+                                     .cast = true,
+                                     .cast_ue8m0 = true});
+    if (HasFatalFailure()) return;
+  }
+}
 TEST(EpDispatch, CastsToFp8WithScalesByColumn) {
   dispatch_under_all_seeds<kCast>(
       {.world = 3, .max_tokens = 14, .row_bytes = 1280, .scales_by_column = true, .cast = true});

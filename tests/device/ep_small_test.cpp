@@ -45,6 +45,15 @@ TEST(EpSmall, CastsToFp8) {
   small_under_all_seeds<kSmallCast>(
       {.world = 3, .max_tokens = 14, .row_bytes = 1280, .scales_by_column = true, .cast = true});
 }
+TEST(EpSmall, CastsToFp8WithScalesOfOneByte) {
+  for (const bool by_column : {false, true})
+    small_under_all_seeds<kSmallCast>({.world = 2,
+                                       .max_tokens = 9,
+                                       .row_bytes = 1280,
+                                       .scales_by_column = by_column,
+                                       .cast = true,
+                                       .cast_ue8m0 = true});
+}
 TEST(EpSmall, TokenCountsDifferAndMayBeZero) {
   small_under_all_seeds<kSmallPlain>({.world = 4, .max_tokens = 33, .tokens = {0, 1, 17, 33}});
   small_under_all_seeds<kSmallPlain>({.world = 3, .tokens = {0}});

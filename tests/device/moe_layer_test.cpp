@@ -79,7 +79,7 @@ TEST(MoeLayer, OddScalesStayWithTheirTokens) {
   ASSERT_NO_FATAL_FAILURE(rig.load(data));
   ASSERT_NO_FATAL_FAILURE(rig.run());
   const auto before = rig.outputs();
-  auto* scales = const_cast<float*>(rig.input(0).scales);
+  auto* scales = static_cast<float*>(const_cast<void*>(rig.input(0).scales));
   const float odd[] = {std::numeric_limits<float>::infinity(), std::nanf(""), 0.0f};
   for (u32 token = 0; token < 3; ++token)
     std::fill_n(scales + token * (c.hidden / 128), c.hidden / 128, odd[token]);

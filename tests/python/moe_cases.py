@@ -25,6 +25,7 @@ class Case:
     hidden: int = 256
     inter: int = 128
     format: str = "e4m3"
+    scales: str = "f32"
     quantised: bool = False  # the tokens come as e4m3
     clamp: float = 4.0
     weights: bool = True
@@ -38,7 +39,7 @@ class Case:
     def options(self, **more) -> moe.Options:
         return moe.Options(experts=self.experts, top_k=self.top_k, max_tokens=self.max_tokens,
                            hidden=self.hidden, inter=self.inter, format=self.format,
-                           wide_ids=self.wide_ids, clamp=self.clamp,
+                           scales=self.scales, wide_ids=self.wide_ids, clamp=self.clamp,
                            shared_inter=self.shared_inter, **more)
 
     def layer(self, **more) -> moe.Layer:
@@ -63,7 +64,8 @@ class Data:
 
     def weights(self, rank: int) -> moe.Weights:
         mine = self.experts_of(rank)
-        return moe.Weights.prepare(self.gate_up[mine], self.down[mine], format=self.case.format)
+        return moe.Weights.prepare(self.gate_up[mine], self.down[mine], format=self.case.format,
+                                   scales=self.case.scales)
 
     def bias(self, rank: Optional[int] = None) -> tuple:
         """Of all experts, or of those of a rank."""
@@ -73,13 +75,14 @@ class Data:
                 ref.round_bf16(random.normal(0, 1, (case.experts, case.hidden)))[mine])
 
     def shared_expert(self) -> moe.Weights:
-        return moe.Weights.prepare(*self.shared, format=self.case.format)
+        return moe.Weights.prepare(*self.shared, format=self.case.format, scales=self.case.scales)
 
     def want(self) -> list:
-        experts = ref.experts_of(self.gate_up, self.down, self.case.format)
+        kind = (self.case.format, self.case.scales)
+        experts = ref.experts_of(self.gate_up, self.down, *kind)
         if self.case.bias:
             experts.gate_up_bias, experts.down_bias = self.bias()
-        shared = ref.experts_of(*self.shared, self.case.format) if self.shared else None
+        shared = ref.experts_of(*self.shared, *kind) if self.shared else None
         return ref.forward(self.sent, experts, clamp=self.case.clamp,
                            residual=self.residual if self.case.residual else None, shared=shared,
                            shared_weights=self.shared_factors if self.case.shared_weights else None)
@@ -103,7 +106,7 @@ def data_of(case: Case) -> Data:
         rows = ep_ref.bf16_encode(random.normal(0, 1, (count, case.hidden)))
         scales = None
         if case.quantised:
-            rows, scales = ep_ref.cast(rows)
+            rows, scales = ref.cast_rows(rows, case.scales)
         weights = random.random(ids.shape, dtype=np.float32) if case.weights else None
         sent.append(ep_ref.Tokens(rows, ids.astype(np.int64 if case.wide_ids else np.int32), weights,
                                   scales))
@@ -130,10 +133,17 @@ def loaded(case: Case, data: Data, **more) -> moe.Layer:
     return layer
 
 
+def scales_of(data: Data, rank: int) -> Optional[np.ndarray]:
+    """Of rows that are e4m3 already, as the layer takes them."""
+    scales = data.sent[rank].scales
+    return scales if scales is None or data.case.scales == "f32" else ref.pack_scales(scales)
+
+
 def given(data: Data, rank: int) -> dict:
     """What a forward of the rank is called with, its output aside."""
     of = data.sent[rank]
-    return {"rows": of.rows, "ids": of.ids, "weights": of.weights, "scales": of.scales, "rank": rank,
+    return {"rows": of.rows, "ids": of.ids, "weights": of.weights, "scales": scales_of(data, rank),
+            "rank": rank,
             "shared_weights": data.shared_factors[rank] if data.case.shared_weights else None}
 
 

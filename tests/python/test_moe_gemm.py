@@ -17,45 +17,53 @@ K, N = 256, 256
 class Data:
     """Rows in the order of the places, NaN where no expert has one, and what they are."""
 
-    def __init__(self, format: str) -> None:
+    def __init__(self, format: str, kind: str) -> None:
         random = np.random.default_rng(3)
-        self.format = format
+        self.format, self.kind = format, kind
         self.weights = matrices(5, (3, N, K))
-        self.experts = ref.experts_of(self.weights, matrices(6, (3, K, 128)), format)
-        self.prepared = ref.prepare(self.weights, matrices(6, (3, K, 128)), format)
+        down = matrices(6, (3, K, 128))
+        self.experts = ref.experts_of(self.weights, down, format, kind)
+        self.prepared = moe.Weights.prepare(self.weights, down, format=format, scales=kind)
+        # As a down matrix they are no gate and up.
+        self.in_order = moe.Weights.prepare(matrices(7, (3, 2 * K, N)), self.weights, format=format,
+                                            scales=kind)
         values = ref.round_bf16(random.normal(0, 1, (16, K)))
-        self.scales, self.rows = None, ep_ref.bf16_encode(values)
-        if format == "e4m3":
-            self.rows, by_row = ep_ref.cast(self.rows)
-            self.scales = np.ascontiguousarray(by_row.T)
-        self.seen = ref.see_rows(self.rows, None if self.scales is None else self.scales.T, format)
+        self.scales, by_row, self.rows = None, None, ep_ref.bf16_encode(values)
+        if format != "bf16":
+            self.rows, by_row = ref.cast_rows(self.rows, kind)
+            words = ref.pack_scales(by_row).view(np.int32) if kind == "ue8m0" else by_row
+            self.scales = np.ascontiguousarray(words.T)
+        self.seen = ref.see_rows(self.rows, by_row, format)
         self.valid = np.zeros(16, bool)
         for e, count in enumerate(COUNTS):
             self.valid[OFFSETS[e]:OFFSETS[e] + count] = True
-        self.rows[~self.valid] = 0xFF if format == "e4m3" else 0x7FC0
+        self.rows[~self.valid] = 0x7FC0 if format == "bf16" else 0xFF
 
     def plain(self) -> dict:
         """Weights that are no gate and up, as given to the product."""
         if self.format == "bf16":
             return {"weights": ep_ref.bf16_encode(self.weights)}
-        codes, scales = ref.quantise_blocks(self.weights)
-        return {"weights": codes, "weight_scales": scales, "scales": self.scales}
+        return {"weights": self.in_order.down, "weight_scales": self.in_order.down_scales,
+                "scales": self.scales, "format": self.format}
 
     def want(self, expert: int, rows: np.ndarray) -> np.ndarray:
         return ep_ref.bf16_encode(ref.round_bf16(self.seen[rows] @ self.experts.gate_up[expert].T))
 
 
-@pytest.fixture(scope="module", params=["bf16", "e4m3"])
+FORMATS = [("bf16", "f32"), ("e4m3", "f32"), ("e4m3", "ue8m0"), ("e2m1", "f32"), ("e2m1", "ue8m0")]
+
+
+@pytest.fixture(scope="module", params=FORMATS, ids="-".join)
 def data(request):
-    return Data(request.param)
+    return Data(*request.param)
 
 
 @pytest.fixture(scope="module")
 def gemm():
     made = moe.Gemm(backend="twin", timeout=TIMEOUT)
-    for format in ("bf16", "e4m3"):
+    for format, scales in FORMATS:
         for swiglu in (False, True):
-            made.prepare(format=format, swiglu=swiglu, expected_rows=8)
+            made.prepare(format=format, scales=scales, swiglu=swiglu, expected_rows=8)
     return made
 
 
@@ -106,7 +114,7 @@ def test_gathered_and_masked(gemm, data):
 
 def test_swiglu(gemm, data):
     by_place = np.random.default_rng(1).random(16, dtype=np.float32)
-    scaled = {} if data.format == "bf16" else {"scales": data.scales,
+    scaled = {} if data.format == "bf16" else {"scales": data.scales, "format": data.format,
                                                "weight_scales": data.prepared.gate_up_scales}
     got = gemm.run(data.rows, data.prepared.gate_up, offsets=OFFSETS, counts=np.array(COUNTS, np.int32),
                    swiglu=moe.Swiglu(clamp=2.0), row_weights=by_place, expected_rows=8, **scaled)
@@ -114,11 +122,15 @@ def test_swiglu(gemm, data):
     for e, count in enumerate(COUNTS):
         rows = np.arange(OFFSETS[e], OFFSETS[e] + count)
         both = ref.round_bf16(data.seen[rows] @ data.experts.gate_up[e].T)
-        want = ref.requantise(ref.swiglu(both[:, :128], both[:, 128:], by_place[rows], 2.0), data.format)
+        want = ref.requantise(ref.swiglu(both[:, :128], both[:, 128:], by_place[rows], 2.0), data.format,
+                              data.kind)
         if data.format == "bf16":
             value = ep_ref.bf16_decode(got[rows])
         else:
             codes, scales = got
+            if data.kind == "ue8m0":
+                assert scales.dtype == np.int32 and scales.shape == (1, 16)
+                scales = 2.0 ** ((scales & 0xFF) - 127)
             value = ep_ref.e4m3_decode(codes[rows]).astype(np.float64) * np.repeat(scales.T[rows], 128, 1)
         # A peak that a sum in fp32 rounds otherwise moves the scale of its whole row.
         assert np.sum(value != want) <= (0.05 if data.format == "bf16" else 0.5) * value.size
@@ -143,16 +155,17 @@ def test_what_is_wrong_is_named(gemm, data):
         with raises(InvalidArgument, *texts):
             gemm.run(rows, **{**good, **change})
 
-    refuse("has not been prepared", tile="128")
+    refuse("has not been prepared", tile="64")
     refuse("rows is", f"[rows, {K}], as the weights", rows=data.rows[:, :128])
     refuse("rows is float32", rows=data.rows.astype(np.float32))
     refuse("weights has the shape", weights=good["weights"][0])
-    refuse("k = 192 must be a positive multiple of 128: pad to 256", rows=data.rows[:, :192].copy(),
-           weights=good["weights"][:, :, :192].copy(), scales=None, weight_scales=None)
-    refuse("n = 192 must be a positive multiple of 128: pad to 256",
-           weights=good["weights"][:, :192].copy(), weight_scales=None)
-    refuse("n = 128 must be a positive multiple of 256", weights=good["weights"][:, :128].copy(),
-           weight_scales=None, swiglu=moe.Swiglu())
+    if data.format != "e2m1" and data.kind == "f32":
+        refuse("k = 192 must be a positive multiple of 128: pad to 256", rows=data.rows[:, :192].copy(),
+               weights=good["weights"][:, :, :192].copy(), scales=None, weight_scales=None)
+        refuse("n = 192 must be a positive multiple of 128: pad to 256",
+               weights=good["weights"][:, :192].copy(), weight_scales=None)
+        refuse("n = 128 must be a positive multiple of 256", weights=good["weights"][:, :128].copy(),
+               weight_scales=None, swiglu=moe.Swiglu())
     refuse("offsets has 3 numbers: it must have 4", offsets=OFFSETS[:3])
     refuse("offsets is int64", offsets=OFFSETS.astype(np.int64))
     refuse("groups need offsets", offsets=None)
@@ -161,10 +174,18 @@ def test_what_is_wrong_is_named(gemm, data):
     refuse("out is uint16 [16, 128]: it must be [16, 256]", out=np.zeros((16, 128), np.uint16))
     refuse("clamp = nan must be 0 or more", swiglu=moe.Swiglu(clamp=np.nan))
     refuse("tile = 4 must be one of", tile="4")
-    if data.format == "e4m3":
+    if data.format == "e2m1":
+        refuse("in e2m1 its rows are blocks of 8704 bytes", weights=good["weights"][:, :, :-1].copy())
+        refuse("which is not bf16", format="bf16")
+    if data.kind == "ue8m0":
+        refuse("with at least 16 columns, a multiple of 4", scales=data.scales[:, :12].copy())
+        refuse("scales is float32", "int32, four ue8m0 in each", scales=np.ones((2, 16), np.float32))
+        refuse("weight_scales is uint8 [6, 1]", weight_scales=good["weight_scales"][:, :, :1].copy())
+        return
+    if data.format != "bf16":
         refuse("weight_scales is float32 [6, 1]", weight_scales=good["weight_scales"][:, :, :1].copy())
         refuse("scales is float32 [1, 16]: it must be float32 [2, columns]", scales=data.scales[:1])
         refuse("with at least 16 columns, a multiple of 4", scales=data.scales[:, :12].copy())
-        refuse("e4m3 weights need scales", weight_scales=None)
+        refuse(f"{data.format} weights need scales", weight_scales=None)
     else:
         refuse("bf16 rows have no scales", scales=np.ones((2, 16), np.float32))

@@ -27,7 +27,12 @@ from moe_cases import Case, check, data_of, forward, given, loaded, residual_of
     Case(world=1, experts=4, bias=True, format="bf16", weights=False),
     Case(world=1, experts=4, shared_inter=128, shared_weights=True, quantised=True),
     Case(world=4, experts=8, max_tokens=6, format="bf16", shared_inter=128, shared_weights=True),
-], ids=lambda c: f"{c.world}-{c.format}-{c.quantised}-{c.shared_inter}-{c.bias}")
+    Case(world=2, scales="ue8m0", max_tokens=4, hidden=640, residual=True),
+    Case(world=2, format="e2m1", max_tokens=4),
+    Case(world=2, format="e2m1", scales="ue8m0", max_tokens=4, hidden=640, quantised=True),
+    Case(world=1, experts=2, format="e2m1", scales="ue8m0", max_tokens=3, shared_inter=128, bias=True),
+    Case(world=1, experts=2, format="e2m1", hidden=128, max_tokens=3),
+], ids=lambda c: f"{c.world}-{c.format}-{c.scales}-{c.quantised}-{c.shared_inter}-{c.bias}")
 def test_forwards_give_what_the_reference_gives(case):
     data = data_of(case)
     with loaded(case, data) as layer:
@@ -131,7 +136,7 @@ def test_shared_experts_are_checked():
     case = Case(world=1, experts=2, top_k=2, max_tokens=4, shared_inter=128)
     data = data_of(case)
     with case.layer() as layer:
-        assert layer.shared_layout() == (1, "e4m3", 1, 256, 128)
+        assert layer.shared_layout() == (1, "e4m3", 1, 256, 128, "f32")
         assert layer.memory.shared_bytes > 0
         layer.load(data.weights(0))
         with raises(InvalidArgument, "rank 0 has no weights of shared experts yet: load_shared()"):
@@ -168,6 +173,68 @@ def test_biases():
         codes = [ep_ref.bf16_encode(b) for b in (np.roll(gate_up, case.inter, axis=1), down)]
         layer.load_bias(gate_up=codes[0], down=codes[1], up_first=True)
         check(forward(layer, data), data.want())
+
+
+@pytest.mark.parametrize("format, scales", [("e2m1", "ue8m0"), ("e4m3", "f32"), ("bf16", "f32")])
+def test_weights_prepared_on_a_rank(format, scales):
+    case = Case(world=2, experts=4, format=format, scales=scales, max_tokens=3, shared_inter=128)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        want = forward(layer, data)
+        made = []
+        for rank in layer.local_ranks:
+            mine = data.experts_of(rank)
+            host = data.weights(rank)
+            made.append(layer.prepare(data.gate_up[mine], data.down[mine], rank=rank))
+            assert made[rank].layout == layer.weight_layout(rank)
+            assert made[rank].report == host.report
+            for name in ("gate_up", "down", "gate_up_scales", "down_scales"):
+                np.testing.assert_array_equal(getattr(made[rank], name), getattr(host, name))
+            layer.use(made[rank], rank=rank)
+            shared = layer.prepare(*data.shared, rank=rank)
+            layer.use_shared(shared, rank=rank)
+        with raises(InvalidArgument, "the weights were prepared on rank 0"):
+            layer.use(made[0], rank=1)
+        with raises(Incompatible, "2 experts", "rank 0 takes", "1 experts"):
+            layer.use_shared(made[0], rank=0)
+        with raises(InvalidArgument, "of gate_up at expert 0, row 0, column 5 must be finite"):
+            wrong = data.gate_up[:2].copy()
+            wrong[0, 0, 5] = np.nan
+            layer.prepare(wrong, data.down[:2], rank=0)
+        del made, shared
+        gc.collect()
+        for out, same in zip(forward(layer, data), want):
+            np.testing.assert_array_equal(out, same)
+
+
+def test_formats_and_scales_are_checked():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4, hidden=640, format="e2m1", scales="ue8m0",
+                quantised=True)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        assert layer.weight_layout() == (1, "e2m1", 2, 640, 128, "ue8m0")
+        assert layer.memory.weights.scale_bytes == 1
+        want = forward(layer, data)[0]
+        good = given(data, 0)
+        words = layer.forward(**{**good, "scales": good["scales"].view(np.int32)})
+        typed = layer.forward(**{**good, "scales": good["scales"].view(ml_dtypes.float8_e8m0fnu)})
+        layer.synchronize(TIMEOUT)
+        np.testing.assert_array_equal(words, want)
+        np.testing.assert_array_equal(typed, want)
+        for scales, texts in ((data.sent[0].scales, ["scales is float32", "uint8 or float8_e8m0fnu"]),
+                              (good["scales"][:, :5].copy(), ["scales is uint8 [4, 5]", "[4, 8]"]),
+                              (good["scales"].view(np.int32)[:, :1].copy(), ["int32 [4, 1]", "[4, 2]"]),
+                              (None, ["rows of e4m3 need scales"])):
+            with raises(InvalidArgument, *texts):
+                layer.forward(**{**good, "scales": scales})
+        for other in ({"format": "e4m3", "scales": "ue8m0"}, {"format": "e2m1"}, {"format": "bf16"}):
+            with raises(Incompatible, "rank 0 takes version 1, e2m1, 2 experts, hidden 640, inter 128, ue8m0"):
+                layer.load(moe.Weights.prepare(data.gate_up, data.down, **other))
+    for change, text in (({"scales": "f16"}, 'scales = f16 must be one of "f32", "ue8m0"'),
+                         ({"format": "bf16"}, "scales = ue8m0 with format = bf16"),
+                         ({"tile": "128"}, "tile = 128 with format = e2m1")):
+        with raises(InvalidArgument, text):
+            moe.layer_sizes(dataclasses.replace(case.options(), **change), 1)
 
 
 def test_statistics_and_memory():

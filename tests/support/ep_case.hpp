@@ -31,6 +31,7 @@ struct EpCase {
   u32 scale_bytes = 0;
   bool scales_by_column = false;
   bool cast = false;
+  bool cast_ue8m0 = false;
   bool wide_ids = false;
   bool weights = true;
   u32 combine_bytes = 64;  // of a row of expert outputs
@@ -65,12 +66,14 @@ struct EpCase {
   }
   [[nodiscard]] u32 values() const { return row_bytes / 2; }
   [[nodiscard]] EpOutputLayout output() const {
-    const u32 cast_scales = round_up(ceil_div(values(), kEpScaleGroup) * 4, 16u);
+    const u32 groups = ceil_div(values(), kEpScaleGroup);
+    const u32 cast_scales = round_up(groups * (cast_ue8m0 ? 1 : 4), 16u);
     return ep_output_layout({.capacity = world * max_tokens,
                              .row_bytes = cast ? values() : row_bytes,
                              .scale_bytes = cast ? cast_scales : scale_bytes,
                              .scales_by_column = scales_by_column,
-                             .top_k = top_k});
+                             .top_k = top_k,
+                             .cast_ue8m0 = cast_ue8m0});
   }
 };
 
@@ -176,7 +179,14 @@ struct EpCastGroup {
   u8 values[kEpScaleGroup];
   float scale;
 };
-inline EpCastGroup reference_cast(const u16* bf16) {
+// The smallest power of two that is not below a positive number.
+inline float power_from(float value) {
+  int exponent = 0;
+  const float fraction = std::frexp(value, &exponent);
+  return std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+}
+// ue8m0: the scale is the next power of two.
+inline EpCastGroup reference_cast(const u16* bf16, bool ue8m0 = false) {
   float amax = 0;
   bool number = false;
   for (u32 i = 0; i < kEpScaleGroup; ++i) {
@@ -188,7 +198,11 @@ inline EpCastGroup reference_cast(const u16* bf16) {
   if (!number || amax < 1e-4f) amax = 1e-4f;
   EpCastGroup out{};
   out.scale = amax / 448.0f;
-  const float inverse = 448.0f / amax;
+  float inverse = 448.0f / amax;
+  if (ue8m0) {
+    if (std::isfinite(out.scale)) out.scale = power_from(out.scale);
+    inverse = 1.0f / out.scale;
+  }
   for (u32 i = 0; i < kEpScaleGroup; ++i) {
     const float scaled = from_bf16(bf16[i]) * inverse;
     out.values[i] = static_cast<u8>(minifloat::encode(minifloat::kE4m3, bit_cast<u32>(scaled)));
@@ -327,10 +341,18 @@ class EpReference {
     return out.scale_columns == 0 ? words[u64{row} * (out.scale_bytes / 4) + i]
                                   : words[u64{i} * out.scale_columns + row];
   }
+  static u32 ue8m0_of(float power) {
+    return std::isfinite(power) ? static_cast<u32>(std::ilogb(power) + 127) : 255;
+  }
   static void check_cast(u32 row, const u16* sent, const u8* block, const EpOutputLayout& out) {
     for (u32 group = 0; group < out.row_bytes / kEpScaleGroup; ++group) {
-      const EpCastGroup want = reference_cast(sent + group * kEpScaleGroup);
-      ASSERT_EQ(scale_word(block, out, row, group), bit_cast<u32>(want.scale)) << "group " << group;
+      const EpCastGroup want = reference_cast(sent + group * kEpScaleGroup, out.cast_ue8m0);
+      if (out.cast_ue8m0) {
+        const u32 code = scale_word(block, out, row, group / 4) >> (group % 4 * 8) & 0xffu;
+        ASSERT_EQ(code, ue8m0_of(want.scale)) << "group " << group;
+      } else {
+        ASSERT_EQ(scale_word(block, out, row, group), bit_cast<u32>(want.scale)) << group;
+      }
       const u8* got = block + out.rows + u64{row} * out.row_bytes + group * kEpScaleGroup;
       for (u32 i = 0; i < kEpScaleGroup; ++i)
         ASSERT_EQ(got[i], want.values[i]) << "group " << group << " value " << i;

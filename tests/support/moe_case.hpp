@@ -27,6 +27,7 @@ struct MoeCase {
   bool shared_weights = false;
   bool bias = false;
   moe::Format format = moe::Format::kE4m3;
+  moe::ScaleType scales = moe::ScaleType::kF32;
   bool quantised_input = false;  // the caller's rows are e4m3 already
   float clamp = 4.0f;
   bool weights = true;
@@ -40,7 +41,10 @@ struct MoeCase {
   u32 samples = 0;               // tokens of each rank that are compared; 0: all
   u32 seed = 1;
 
-  [[nodiscard]] bool fp8() const { return format == moe::Format::kE4m3; }
+  // Of the rows.
+  [[nodiscard]] bool fp8() const { return format != moe::Format::kBf16; }
+  [[nodiscard]] bool fp4() const { return format == moe::Format::kE2m1; }
+  [[nodiscard]] bool ue8m0() const { return scales == moe::ScaleType::kUe8m0; }
   // The routing's half.
   [[nodiscard]] EpCase ep() const {
     return {.world = world,
@@ -63,6 +67,7 @@ struct MoeCase {
     o.inter = inter;
     o.shared_inter = shared_inter;
     o.format = format;
+    o.scales = scales;
     o.wide_ids = wide_ids;
     o.clamp = clamp;
     o.max_places = max_places;
@@ -83,6 +88,15 @@ inline float e4m3_value(u8 code) {
 inline u8 e4m3_of(float value) {
   return static_cast<u8>(minifloat::encode(minifloat::kE4m3, bit_cast<u32>(value)));
 }
+inline float rounded_to_e2m1(float value) {
+  return bit_cast<float>(minifloat::decode(
+      minifloat::kE2m1, minifloat::encode(minifloat::kE2m1, bit_cast<u32>(value))));
+}
+// Values that share a scale, their largest divided by 448.
+inline float e4m3_scale(float peak, bool ue8m0) {
+  const float scale = std::max(peak, 1e-10f) / 448.0f;
+  return ue8m0 ? power_from(scale) : scale;
+}
 
 // All experts' matrices as a checkpoint has them: plain values, and what the layer's format keeps
 // of them. Blocks of 128 x 128 differ in size, so that a scale in the wrong place is seen.
@@ -102,23 +116,39 @@ struct MoeMatrix {
       plain[i] = from_bf16(bf16_of(moe_number(seed, i) * size * factor));
     }
     kept = plain;
-    if (c.fp8()) quantise(experts);
+    if (c.fp4()) {
+      quantise_to_fp4();
+    } else if (c.fp8()) {
+      quantise(experts, c.ue8m0());
+    }
   }
   [[nodiscard]] const float* row(u32 expert, u32 of) const {
     return &kept[(u64{expert} * rows + of) * columns];
   }
 
  private:
-  void quantise(u32 experts) {
+  // 32 values along K share a power of two. Those of a block here are near each other, so all of
+  // them fit beside the block's scale.
+  void quantise_to_fp4() {
+    for (u64 first = 0; first < plain.size(); first += 32) {
+      float peak = 0;
+      for (u64 i = first; i < first + 32; ++i)
+        peak = std::max(peak, std::abs(plain[i]));
+      const float power = peak == 0 ? 1.0f : power_from(peak / 6.0f);
+      for (u64 i = first; i < first + 32; ++i)
+        kept[i] = rounded_to_e2m1(plain[i] / power) * power;
+    }
+  }
+  void quantise(u32 experts, bool ue8m0) {
     for (u64 block = 0; block < u64{experts} * rows / 128; ++block)
       for (u32 group = 0; group < columns / 128; ++group) {
         const auto at = [&](u32 i) {
           return (block * 128 + i / 128) * columns + group * 128 + i % 128;
         };
-        float peak = 1e-10f;
+        float peak = 0;
         for (u32 i = 0; i < 128 * 128; ++i)
           peak = std::max(peak, std::abs(plain[at(i)]));
-        const float scale = peak / 448.0f;
+        const float scale = e4m3_scale(peak, ue8m0);
         for (u32 i = 0; i < 128 * 128; ++i)
           kept[at(i)] = e4m3_value(e4m3_of(plain[at(i)] * (1.0f / scale))) * scale;
       }
@@ -128,8 +158,8 @@ struct MoeMatrix {
 // The tokens of one rank, as given to the layer and as its products see them.
 struct MoeTokens {
   std::vector<u16> rows;
-  std::vector<u8> codes;      // quantised_input
-  std::vector<float> scales;  // quantised_input: [token][hidden / 128]
+  std::vector<u8> codes;    // quantised_input
+  std::vector<u32> scales;  // quantised_input: [token][hidden / 128] f32, or four ue8m0 in a word
   std::vector<float> seen;
   std::vector<u16> residual;
   std::vector<float> shared_weights;
@@ -205,14 +235,19 @@ class MoeData {
           t.seen.push_back(from_bf16(t.rows[j]));
         continue;
       }
-      const EpCastGroup group = reference_cast(&t.rows[i]);
-      t.scales.push_back(group.scale);
+      const EpCastGroup group = reference_cast(&t.rows[i], c.ue8m0());
+      add_scale(t, static_cast<u32>(i % c.hidden / 128), group.scale);
       for (const u8 code : group.values) {
         t.codes.push_back(code);
         t.seen.push_back(e4m3_value(code) * group.scale);
       }
     }
     return t;
+  }
+  void add_scale(MoeTokens& t, u32 group, float scale) const {
+    if (!c.ue8m0()) return t.scales.push_back(bit_cast<u32>(scale));
+    if (group % 4 == 0) t.scales.push_back(0);
+    t.scales.back() |= static_cast<u32>(std::ilogb(scale) + 127) << (group % 4 * 8);
   }
   std::vector<MoeTokens> tokens_;
 };
@@ -318,10 +353,10 @@ class MoeReference {
         values[i] = from_bf16(bf16_of(values[i]));
       return;
     }
-    float peak = 1e-10f;
+    float peak = 0;
     for (u32 i = 0; i < 128; ++i)
       peak = std::max(peak, std::abs(values[i]));
-    const float scale = peak / 448.0f;
+    const float scale = e4m3_scale(peak, d_.c.ue8m0());
     for (u32 i = 0; i < 128; ++i)
       values[i] = e4m3_value(e4m3_of(values[i] * (1.0f / scale))) * scale;
   }

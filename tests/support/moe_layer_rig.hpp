@@ -38,7 +38,7 @@ class MoeLayerRig {
   // Weights of the case into a layer of the rig's shape.
   void load_weights(const MoeData& data, moe::Layer& into) {
     for (const u32 r : layer.local_ranks()) {
-      const auto weights = moe::Weights::prepare(data.plain(r), case_.format);
+      const auto weights = moe::Weights::prepare(data.plain(r), case_.format, case_.scales);
       ASSERT_TRUE(weights.ok()) << weights.error().describe();
       const auto loaded = into.load(r, weights->view(), moe_soon());
       ASSERT_TRUE(loaded.ok()) << loaded.error().describe();
@@ -47,7 +47,8 @@ class MoeLayerRig {
         ASSERT_TRUE(biased.ok()) << biased.error().describe();
       }
       if (case_.shared_inter == 0) continue;
-      const auto shared = moe::Weights::prepare(data.plain_shared(), case_.format).value();
+      const auto shared =
+          moe::Weights::prepare(data.plain_shared(), case_.format, case_.scales).value();
       const auto there = into.load_shared(r, shared.view(), moe_soon());
       ASSERT_TRUE(there.ok()) << there.error().describe();
     }
@@ -69,7 +70,7 @@ class MoeLayerRig {
       m.input = {.count = data.count(r),
                  .rows = m.rows.address(),
                  .format = case_.quantised_input ? moe::Format::kE4m3 : moe::Format::kBf16,
-                 .scales = case_.quantised_input ? m.scales.as<float>() : nullptr,
+                 .scales = case_.quantised_input ? m.scales.address() : nullptr,
                  .ids = m.ids.address(),
                  .weights = case_.weights ? m.weights.as<float>() : nullptr,
                  .shared_weights = case_.shared_weights ? m.shared_weights.as<float>() : nullptr};

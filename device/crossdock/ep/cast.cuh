@@ -1,9 +1,10 @@
 // The FP8 cast of ep_dispatch: a row of bf16 in shared memory becomes a row of e4m3 elsewhere in
-// shared memory, with one fp32 scale per 128 values behind it. By a whole warp, after the row has
-// been loaded; the caller fences (fence_proxy_async_shared, sync_warp) before bulk stores read the
-// result.
+// shared memory, with a scale per 128 values behind it, fp32 or a byte of ue8m0. By a whole warp,
+// after the row has been loaded; the caller fences (fence_proxy_async_shared, sync_warp) before
+// bulk stores read the result.
 //
 //   scale = max(|group|, 1e-4) / 448, value = e4m3(x * (448 / max(|group|, 1e-4)))
+//   ue8m0: the next power of two, and its reciprocal
 //
 // A turn of the warp is 512 values: 8 lanes have a group, each 8 values of its first and 8 of its
 // second half, so that neither loads nor stores meet in a bank. Seven turns (half a row of 7168)
@@ -11,7 +12,8 @@
 // of a group's 8 lanes ends up with the maximum of turn k: 7 shuffles instead of 21, and a division
 // a lane instead of one a turn.
 //
-// NaN does not count for the maximum and stays NaN; an infinity makes its group's scale infinite.
+// NaN does not count for the maximum and stays NaN; an infinity makes its group's scale infinite,
+// which in ue8m0 is NaN, 255.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,27 +26,38 @@ namespace crossdock::device {
 inline constexpr float kE4m3Max = 448.0f;
 inline constexpr float kSmallestAmax = 1e-4f;
 
+// Of 128 values, `largest` of them, at least kSmallestAmax.
+struct EpCastScale {
+  float inverse;  // what values are multiplied by
+  u32 bits;       // of the scale: fp32, or the code of ue8m0
+
+  CROSSDOCK_DEVICE static EpCastScale of(float largest, bool ue8m0) {
+    const u32 scale = bit_cast<u32>(largest / kE4m3Max);
+    if (!ue8m0) return {kE4m3Max / largest, scale};
+    if (scale >= minifloat::kF32Infinity) return {0.0f, 255};
+    const u32 code = minifloat::encode_ue8m0(scale);
+    return {bit_cast<float>((254 - code) << 23), code};
+  }
+};
+
 struct EpCast {
-  static constexpr u32 kPerLoad = 8;  // values of 16 bytes
-  static constexpr u32 kLanes = 8;    // of a group
+  static constexpr u32 kPerLoad = 8;                  // values of 16 bytes
+  static constexpr u32 kLanes = 8;                    // of a group
+  static constexpr u32 kGroups = kWarpSize / kLanes;  // of a turn
   static constexpr u32 kHalf = kEpScaleGroup / 2;
   static constexpr u32 kPerTurn = kWarpSize / kLanes * kEpScaleGroup;
   static constexpr u32 kTurns = 7;
   static constexpr u32 kPerChunk = kTurns * kPerTurn;
-  static_assert(kTurns <= kLanes && kHalf == kLanes * kPerLoad);
+  static_assert(kTurns <= kLanes && kHalf == kLanes * kPerLoad && kGroups == 4);
 
   const u8* row;
   u8* out;
-  float* scales;
   u32 values;  // a multiple of 128
+  bool ue8m0;  // bytes of scales, else fp32
   u32 lane;
 
-  CROSSDOCK_DEVICE EpCast(const u8* from, u8* to, u32 of_values)
-      : row(from),
-        out(to),
-        scales(reinterpret_cast<float*>(to + of_values)),
-        values(of_values),
-        lane(lane_index()) {}
+  CROSSDOCK_DEVICE EpCast(const u8* from, u8* to, u32 of_values, bool powers)
+      : row(from), out(to), values(of_values), ue8m0(powers), lane(lane_index()) {}
 
   // `drained()` before the first store to `out`; `read()` when the warp has read all of `row`,
   // whose place may be written again. Returns what `read` does.
@@ -134,19 +147,31 @@ struct EpCast {
     return {quantise(v.x, v.y, inverse), quantise(v.z, v.w, inverse)};
   }
   CROSSDOCK_DEVICE void store(const Chunk& chunk, u32 first, float largest) const {
-    const float inverse = kE4m3Max / largest;
+    const EpCastScale scale = EpCastScale::of(largest, ue8m0);
     CROSSDOCK_UNROLL
     for (u32 t = 0; t < kTurns; ++t) {
       const u32 at = group_at(first, t);
-      const float factor = ptx::shuffle(kFullMask, inverse, lane / kLanes * kLanes + t);
+      const float factor = ptx::shuffle(kFullMask, scale.inverse, lane / kLanes * kLanes + t);
       if (at >= values) continue;
       u8* to = out + at + lane % kLanes * kPerLoad;
       ptx::st_shared(reinterpret_cast<U32x2*>(to), quantise(chunk.low[t], factor));
       ptx::st_shared(reinterpret_cast<U32x2*>(to + kHalf), quantise(chunk.high[t], factor));
     }
-    const u32 own = group_at(first, lane % kLanes);
-    if (lane % kLanes < kTurns && own < values)
-      ptx::st_shared(scales + own / kEpScaleGroup, largest / kE4m3Max);
+    const u32 own = group_at(first, lane % kLanes) / kEpScaleGroup;
+    const bool has_one = lane % kLanes < kTurns && own < values / kEpScaleGroup;
+    u32* const scales = reinterpret_cast<u32*>(out + values);
+    if (ue8m0) {
+      store_word(scales + own / kGroups, has_one ? scale.bits : 0, has_one);
+    } else if (has_one) {
+      ptx::st_shared(scales + own, scale.bits);
+    }
+  }
+  // The groups of a turn, which four lanes have, are a word.
+  CROSSDOCK_DEVICE void store_word(u32* to, u32 code, bool has_one) const {
+    u32 word = code << (lane / kLanes * 8);
+    word |= ptx::shuffle_xor(kFullMask, word, kLanes);
+    word |= ptx::shuffle_xor(kFullMask, word, 2 * kLanes);
+    if (has_one && lane < kLanes) ptx::st_shared(to, word);
   }
 };
 

@@ -190,7 +190,7 @@ struct EpDispatchWarp {
     ++stored;
     if constexpr (kConfig.cast) {
       u8* place = b.template at<u8>(b.shared.casts + warp * b.shared.cast_bytes);
-      const bool ok = EpCast(row(stage), place, b.p.output.row_bytes)
+      const bool ok = EpCast(row(stage), place, b.p.output.row_bytes, b.p.output.cast_ue8m0)
                           .run(
                               [] {  // the stores of the row before have read it
                                 ptx::bulk_wait_read<0>();

@@ -236,7 +236,7 @@ struct EpPacketSender {
       ptx::st_shared(reinterpret_cast<U32x4*>(stage) + i,
                      ptx::ld_weak(reinterpret_cast<const U32x4*>(from) + i));
     ptx::sync_warp(kFullMask);
-    (void)EpCast(stage, out, values).run([] {}, [] { return true; });
+    (void)EpCast(stage, out, values, false).run([] {}, [] { return true; });
     ptx::sync_warp(kFullMask);
   }
   // Scales, ids as the destination numbers them, weights, token number.

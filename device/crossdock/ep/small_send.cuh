@@ -111,7 +111,7 @@ struct EpSmallWarp {
     const Choice choice = next;
     if constexpr (kConfig.cast) {
       u8* place = b.template at<u8>(b.shared.casts + warp * b.shared.cast_bytes);
-      (void)EpCast(stage(), place, b.p.output.row_bytes)
+      (void)EpCast(stage(), place, b.p.output.row_bytes, b.p.output.cast_ue8m0)
           .run(
               [] {  // the stores of the row before have read it
                 ptx::bulk_wait_read<0>();

@@ -34,11 +34,13 @@ struct MoeCastGroup {
             : U32x4{};
     const float largest = find_largest(v);
     if (!works) return;
-    const float inverse = kE4m3Max / largest;
+    const EpCastScale scale = EpCastScale::of(largest, p.ue8m0);
     ptx::st_weak(reinterpret_cast<U32x2*>(p.codes + row * p.groups * kEpScaleGroup + first),
-                 U32x2{quantise(v.x, v.y, inverse), quantise(v.z, v.w, inverse)});
-    if (lane % kLanes == 0)
-      ptx::st_weak(p.scales + group * p.scale_columns + row, largest / kE4m3Max);
+                 U32x2{quantise(v.x, v.y, scale.inverse), quantise(v.z, v.w, scale.inverse)});
+    if (lane % kLanes != 0) return;
+    if (!p.ue8m0) return ptx::st_weak(p.scales + group * p.scale_columns + row, scale.bits);
+    u8* word = reinterpret_cast<u8*>(p.scales + group / 4 * p.scale_columns + row);
+    ptx::st_weak(word + group % 4, static_cast<u8>(scale.bits));
   }
 
  private:
@@ -70,18 +72,18 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.warps* kWarpSize, 1)
     moe_cast_rows(CROSSDOCK_PARAMS(MoeCastRowsParams, p)) {
   ptx::grid_dependency_wait();
   if (!may_start(p.common)) return;
-  const u64 all = u64{p.count} * p.groups;
   const u64 thread = u64{block_index()} * kConfig.warps * kWarpSize + thread_index();
   const u64 threads = u64{grid_size()} * kConfig.warps * kWarpSize;
   if (p.rows == nullptr) {
-    for (u64 at = thread; at < all; at += threads) {
-      const auto* from = reinterpret_cast<const float*>(reinterpret_cast<const u8*>(p.given) +
-                                                        at / p.groups * p.given_stride);
-      ptx::st_weak(p.scales + at % p.groups * p.scale_columns + at / p.groups,
-                   ptx::ld_weak(from + at % p.groups));
+    for (u64 at = thread; at < u64{p.count} * p.words; at += threads) {
+      const auto* from = reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(p.given) +
+                                                      at / p.words * p.given_stride);
+      ptx::st_weak(p.scales + at % p.words * p.scale_columns + at / p.words,
+                   ptx::ld_weak(from + at % p.words));
     }
     return;
   }
+  const u64 all = u64{p.count} * p.groups;
   const MoeCastGroup cast(p);
   // Whole warps, since the lanes of a group ask each other.
   for (u64 first = thread / kWarpSize * MoeCastGroup::kPerWarp; first < all;

@@ -69,6 +69,7 @@ struct EpOutputLayout {
   u32 scale_bytes;    // of a row, a multiple of 4; 0: no scales
   u32 scale_columns;  // 0: row-major; else the row stride of the column-major plane, in words
   u32 capacity;
+  bool cast_ue8m0;  // a cast makes scales of one byte
 };
 struct EpOutputShape {
   u32 capacity;
@@ -76,6 +77,7 @@ struct EpOutputShape {
   u32 scale_bytes;
   bool scales_by_column;
   u32 top_k;
+  bool cast_ue8m0 = false;
 };
 CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s) {
   SymmetricLayout block;
@@ -83,6 +85,7 @@ CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s)
   out.row_bytes = s.row_bytes;
   out.scale_bytes = s.scale_bytes;
   out.capacity = s.capacity;
+  out.cast_ue8m0 = s.cast_ue8m0;
   out.scale_columns = s.scales_by_column ? round_up(s.capacity, 4u) : 0;
   out.rows = block.add("rows", u64{s.capacity} * s.row_bytes);
   out.scales = block.add("scales", u64{round_up(s.capacity, 4u)} * s.scale_bytes);
@@ -105,7 +108,8 @@ struct EpPlaceWord {
 
   CROSSDOCK_HOST_DEVICE static constexpr u64 shape_of(const EpOutputLayout& o) {
     const u32 words = o.scale_bytes / 4;
-    const u32 folded = (words ^ words >> 2 ^ words >> 4 ^ words >> 6 ^ words >> 8) & 3u;
+    const u32 kind = o.cast_ue8m0 ? 1 : 0;
+    const u32 folded = (words ^ words >> 2 ^ words >> 4 ^ words >> 6 ^ words >> 8 ^ kind) & 3u;
     return u64{o.row_bytes / 16 | (o.scale_columns != 0 ? 1u << 12 : 0u) | folded << 13};
   }
   CROSSDOCK_HOST_DEVICE static constexpr EpPlaceWord make(u64 offset, const EpOutputLayout& o) {

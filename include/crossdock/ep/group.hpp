@@ -42,6 +42,9 @@ struct Tokens {
   std::uint32_t scale_bytes = 0;   // of a row, a multiple of 4; the same on all ranks
   std::uint64_t scale_stride = 0;  // bytes; 0: scale_bytes
   bool cast = false;               // bf16 to e4m3 with one fp32 scale for 128 values
+  // The scales of a cast are powers of two, ue8m0: four of a row in a word, the first in its lowest
+  // byte. The same on all ranks.
+  bool cast_ue8m0 = false;
   bool scales_by_column = false;   // delivered as [words of a row][rows], for tensor maps
   const void* ids = nullptr;       // [count][top_k], i32 or i64 by Options::wide_ids; -1: masked
   const float* weights = nullptr;  // [count][top_k]; null, on all ranks then: none are delivered

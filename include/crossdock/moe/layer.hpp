@@ -51,13 +51,17 @@ CROSSDOCK_API RowOrder choose_row_order(std::uint32_t expected_rows);
 // The same on every rank.
 struct LayerOptions {
   symm::GroupOptions ranks = {};
-  std::uint32_t experts = 0;      // of all ranks, dealt in contiguous ranges; at least one a rank
-  std::uint32_t top_k = 0;        // choices of a token
-  std::uint32_t max_tokens = 0;   // of one rank in one forward
-  std::uint32_t hidden = 0;       // a multiple of 128
-  std::uint32_t inter = 0;        // between the products, a multiple of 128
-  Format format = Format::kE4m3;  // of the weights, and of the rows that travel and are multiplied
-  bool wide_ids = false;          // expert ids of 64 bits; else of 32
+  std::uint32_t experts = 0;     // of all ranks, dealt in contiguous ranges; at least one a rank
+  std::uint32_t top_k = 0;       // choices of a token
+  std::uint32_t max_tokens = 0;  // of one rank in one forward
+  std::uint32_t hidden = 0;      // a multiple of 128
+  std::uint32_t inter = 0;       // between the products, a multiple of 128
+  // Of the weights, and of the rows that travel and are multiplied; with weights of kE2m1 those are
+  // kE4m3. kE2m1 has no tile of 128 rows: experts with more than 64 rows take several of 64.
+  Format format = Format::kE4m3;
+  // Of the weights, of the rows that travel, and of what lies between the products; not kBf16.
+  ScaleType scales = ScaleType::kF32;
+  bool wide_ids = false;  // expert ids of 64 bits; else of 32
   // Of experts that every token goes through besides those it chose, on its own rank, all of them
   // taken as one; a multiple of 128. 0: none. Same format, clamp and precision as the others.
   std::uint32_t shared_inter = 0;
@@ -98,14 +102,17 @@ CROSSDOCK_API Result<LayerSizes> layer_sizes(const LayerOptions& options);
 
 // The tokens of one rank; memory of its GPU that stays as it is until the forward has run.
 struct LayerInput {
-  std::uint32_t count = 0;         // at most max_tokens; may be 0, and differ between ranks
-  const void* rows = nullptr;      // [count][hidden], 16-byte aligned
-  Format format = Format::kBf16;   // the layer's; or bf16, which a layer of e4m3 casts as it sends
-  std::uint64_t row_stride = 0;    // bytes, a multiple of 16; 0: dense
-  const float* scales = nullptr;   // e4m3: [count][hidden / 128]
-  std::uint64_t scale_stride = 0;  // bytes; 0: dense
-  const void* ids = nullptr;       // [count][top_k]: experts, -1: none
-  const float* weights = nullptr;  // [count][top_k]: factor of each choice; null: 1
+  std::uint32_t count = 0;     // at most max_tokens; may be 0, and differ between ranks
+  const void* rows = nullptr;  // [count][hidden], 16-byte aligned
+  // kE4m3 with scales, where the layer multiplies such rows; or kBf16, which it casts as it sends.
+  Format format = Format::kBf16;
+  std::uint64_t row_stride = 0;  // bytes, a multiple of 16; 0: dense
+  // e4m3: f32 [count][hidden / 128]; of a layer with kUe8m0 bytes, padded to words of four:
+  // [count][hidden / 512, rounded up][4].
+  const void* scales = nullptr;
+  std::uint64_t scale_stride = 0;         // bytes, a multiple of 4; 0: dense
+  const void* ids = nullptr;              // [count][top_k]: experts, -1: none
+  const float* weights = nullptr;         // [count][top_k]: factor of each choice; null: 1
   const float* shared_weights = nullptr;  // [count]: factor of the shared experts; null: 1
   // Rows that an expert gets on average, to choose tiles by. 0: as if all ranks had `count` tokens
   // and chose evenly.
@@ -168,6 +175,11 @@ class CROSSDOCK_API Layer {
   Result<> load(std::uint32_t rank, const WeightsView& weights, Deadline deadline);
   // The same for weights in memory of the rank's GPU, which stay there.
   Result<> use(std::uint32_t rank, const WeightsView& weights);
+  // For use() and use_shared(): prepares plain weights in memory of the rank's GPU, there, in the
+  // layer's format, as Weights::prepare() does on a rank of a Gemm. They keep the layer's buffers.
+  // Compiles or loads a kernel, allocates and waits; not in a capture.
+  Result<PreparedWeights> prepare_weights(std::uint32_t rank, const PlainWeights& plain,
+                                          Deadline deadline);
 
   // Biases beside the weights that the rank has; load() and use() drop them. They are added to the
   // sums of the products before those are rounded. With `down` the weights of the choices are

@@ -138,6 +138,11 @@ class CROSSDOCK_API Weights {
   [[nodiscard]] const WeightReport& report() const noexcept { return report_; }
 
  private:
+  friend class Layer;
+  // `keeper` keeps the core's ranks.
+  static Result<PreparedWeights> prepare(moe::GemmCore& core, std::shared_ptr<void> keeper,
+                                         std::uint32_t rank, const PlainWeights& plain,
+                                         const PrepareOptions& options, Deadline deadline);
   explicit Weights(const WeightLayout& layout) : layout_(layout) {}
   WeightLayout layout_;
   WeightReport report_;
