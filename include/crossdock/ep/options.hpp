@@ -81,8 +81,8 @@ struct Options {
   // Rows by expert (Group::group_rows): each expert's begin at a multiple of it. 0: not wanted.
   std::uint32_t expert_alignment = 0;
   // SMs that copy rows to the places of their choices while others are on their way, besides those
-  // of dispatch, where a dispatch is asked for it (DispatchOptions::expanded); 32 keep up with the
-  // wire. Every dispatch of the large path then tells its rows one by one. 0: copies follow the
+  // of dispatch, where a dispatch is asked for it (DispatchOptions::expanded); 64 were the fastest
+  // tried. Every dispatch of the large path then tells its rows one by one. 0: copies follow the
   // dispatch. Needs expert_alignment, at most 256 experts a rank, and no masks.
   std::uint32_t expand_sms = 0;
   // A dispatch or a combine may start while the kernel before it in its stream still runs
