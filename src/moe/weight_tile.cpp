@@ -42,8 +42,8 @@ class TilePreparer {
   }
   // Of a value of the tile in the plain matrix.
   [[nodiscard]] u64 index(u32 row, u32 column) const {
-    return (u64{t_.expert} * m_.rows + t_.block * kTile + row) * m_.columns + t_.group * kTile +
-           column;
+    return (u64{t_.expert} * m_.rows + u64{t_.block} * kTile + row) * m_.columns +
+           u64{t_.group} * kTile + column;
   }
   [[nodiscard]] u32 code(u64 at) const {
     u32 bits = 0;
@@ -99,7 +99,7 @@ class TilePreparer {
   }
   [[nodiscard]] u8* row_to(u32 row, u32 width) const {
     const u64 to = u64{t_.expert} * m_.rows + m_.row_to(t_.block, row);
-    return m_.to + (to * m_.columns + t_.group * kTile) * width;
+    return m_.to + (to * m_.columns + u64{t_.group} * kTile) * width;
   }
   void write_scale(float scale) const {
     const u64 at = m_.scale_to(t_.expert, t_.block, t_.group);
@@ -176,9 +176,9 @@ class TilePreparer {
     return result_;
   }
   void write_group(u32 row, u32 g, i32 shift) const {
-    const u8* codes = &codes_[row][g * device::kFp4Group];
+    const u8* codes = &codes_[row][u64{g} * device::kFp4Group];
     if (m_.format == WeightFormat::kE4m3) {
-      u8* to = row_to(row, 1) + g * device::kFp4Group;
+      u8* to = row_to(row, 1) + u64{g} * device::kFp4Group;
       for (u32 i = 0; i < device::kFp4Group; ++i)
         to[i] = static_cast<u8>(device::e4m3_from_fp4(codes[i], shift));
       return;
