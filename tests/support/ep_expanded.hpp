@@ -11,6 +11,7 @@
 #include <crossdock/ep/group.hpp>
 #include <crossdock/layout/ep_grouping.cuh>
 
+#include "support/ep_case.hpp"
 #include "symm/copy.hpp"
 
 namespace crossdock::testing {
@@ -26,6 +27,21 @@ struct EpExpandedShape {
   device::u32 row_gap = 0;
   bool weights = true;
 };
+
+// Of the copies of one rank. Masked: every expert has room for all rows that the rank can get.
+inline EpExpandedShape expanded_shape(const EpCase& c, const ep::Handle& handle,
+                                      const ep::Grouped& grouped, device::u32 alignment,
+                                      bool masked) {
+  const device::u32 experts = c.expert_map().count(handle.rank());
+  const device::u32 per_expert = masked ? handle.received().capacity * c.top_k : 0;
+  return {.places = masked ? device::u64{per_expert} * experts : grouped.places,
+          .rows_per_expert = per_expert,
+          .experts = experts,
+          .top_k = c.top_k,
+          .world = c.world,
+          .alignment = alignment,
+          .weights = c.weights};
+}
 
 class EpExpandedMemory {
  public:

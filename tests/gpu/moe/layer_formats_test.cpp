@@ -31,7 +31,7 @@ class MoeLayerFormatsGpu : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    world_ = static_cast<u32>(num_gpus_);
+    world_ = static_cast<u32>(num_ranks());
   }
   [[nodiscard]] MoeCase moderate(u32 tokens, const Kind& kind) const {
     return {.world = world_,

@@ -36,19 +36,10 @@ void expand_all(const EpCase& c, u32 seed, const Layout& layout) {
   std::vector<EpExpandedMemory> memory;
   for (const auto& handle : handles) {
     const auto grouped = rig.group().group_rows(handle).value();
-    const u32 experts = c.expert_map().count(handle.rank());
-    const u32 per_expert = layout.masked ? handle.received().capacity * c.top_k : 0;
-    memory.emplace_back(
-        rig.rank(handle.rank()), handle, grouped,
-        EpExpandedShape{.places = layout.masked ? u64{per_expert} * experts : grouped.places,
-                        .rows_per_expert = per_expert,
-                        .experts = experts,
-                        .top_k = c.top_k,
-                        .world = c.world,
-                        .alignment = kAlignment,
-                        .scales_by_column = layout.scales_by_column,
-                        .row_gap = layout.gap,
-                        .weights = c.weights});
+    auto shape = expanded_shape(c, handle, grouped, kAlignment, layout.masked);
+    shape.scales_by_column = layout.scales_by_column;
+    shape.row_gap = layout.gap;
+    memory.emplace_back(rig.rank(handle.rank()), handle, grouped, shape);
     const auto done = rig.group().expand_rows(handle, memory.back().to());
     ASSERT_TRUE(done.ok()) << done.error().describe();
   }
