@@ -27,6 +27,11 @@ Result<> check_range(const NewRegion& region) {
   const auto address = reinterpret_cast<std::uint64_t>(region.address);
   if (region.address == nullptr)
     return invalid_argument("region address is null; pass the start of mapped memory");
+  if (address % transfer::kRegionAlignment != 0)
+    return invalid_argument(fmt::format(
+        "region address {:#x} is not a multiple of {}; register the allocation it lies in (requests "
+        "may start and end at any byte of a region)",
+        address, transfer::kRegionAlignment));
   if (region.length == 0)
     return invalid_argument(
         fmt::format("region at {:#x} has length 0; a region has at least 1 byte", address));

@@ -156,7 +156,8 @@ class CROSSDOCK_API Engine {
   [[nodiscard]] std::uint64_t instance() const noexcept;
 
   // Registers caller-owned memory, readable and writable, which must stay mapped until the region
-  // is released. Overlap with a region, null, zero length and wrap-around are kInvalidArgument.
+  // is released. Overlap with a region, a start that is no multiple of kRegionAlignment, null, zero
+  // length and wrap-around are kInvalidArgument. Requests may name any bytes within a region.
   Result<Region> register_memory(void* address, std::size_t length, RegionOptions options = {});
   // All or none, announced to peers once.
   Result<std::vector<Region>> register_memory(std::span<const MemoryRange> ranges,

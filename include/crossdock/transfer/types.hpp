@@ -100,6 +100,10 @@ struct RegionOptions {
   std::string label = {};  // at most 64 bytes; peers see it
 };
 
+// Where registered memory may start: a multiple of this many bytes, as every allocator gives it.
+// A start that is not one is nearly always a pointer into the middle of something.
+inline constexpr std::size_t kRegionAlignment = 16;
+
 struct MemoryRange {
   void* address = nullptr;
   std::size_t length = 0;

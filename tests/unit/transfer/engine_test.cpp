@@ -260,9 +260,15 @@ TEST(Engine, RegistrationMistakesHaveSentences) {
   EXPECT_EQ(engine.register_memory(memory.data(), 0).code(), Code::kInvalidArgument);
   auto region = engine.register_memory(memory.data(), 4096).value();
   EXPECT_EQ(engine.register_memory(memory.data(), 4096).code(), Code::kInvalidArgument);
-  EXPECT_EQ(engine.register_memory(memory.data() + 4095, 10).code(), Code::kInvalidArgument);
-  EXPECT_TRUE(engine.register_memory(memory.data() + 4097, 11).ok())
-      << "unaligned is fine for the CPU";
+  EXPECT_EQ(engine.register_memory(memory.data() + 4080, 32).code(), Code::kInvalidArgument);
+  for (const std::size_t off : {1u, 4u, 8u, 15u}) {
+    const auto unaligned = engine.register_memory(memory.data() + 4096 + off, 64);
+    ASSERT_EQ(unaligned.code(), Code::kInvalidArgument) << off;
+    EXPECT_NE(unaligned.error().message.find("multiple of 16"), std::string::npos)
+        << unaligned.error().message;
+  }
+  EXPECT_TRUE(engine.register_memory(memory.data() + 4096 + 16, 11).ok())
+      << "any length is fine: only the start is aligned";
   EXPECT_EQ(engine.allocate(0).code(), Code::kInvalidArgument);
 }
 
