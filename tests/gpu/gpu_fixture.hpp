@@ -39,6 +39,7 @@ class GpuTest : public ::testing::Test {
     ::setenv("CROSSDOCK_SYMM_SHARE_GPUS", "true", 1);
     return std::atoi(wanted);
   }
+  [[nodiscard]] int ranks_of_a_gpu() const { return (num_ranks() + num_gpus_ - 1) / num_gpus_; }
   const cuda::Driver* driver_ = nullptr;
   int num_gpus_ = 0;
 };
