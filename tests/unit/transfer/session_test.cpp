@@ -68,7 +68,7 @@ TEST_P(SessionOver, RegistrationsWhilePeersOpen) {
   }
   stop = true;
   registering.join();
-  std::byte last{};
+  alignas(transfer::kRegionAlignment) std::byte last{};
   auto marker = target.register_memory(&last, 1, {.label = "last"}).value();
   for (const auto& peer : peers) {
     ASSERT_TRUE(peer.region("last", soon()).ok()) << "alive " << peer.alive();
