@@ -127,7 +127,7 @@ Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr s
   p.to = expanded_of(copied, to);
   const u32 stage_bytes = expand_rows_variant().stage_bytes;
   p.parts = device::ceil_div(got.row_bytes, stage_bytes);
-  p.part_bytes = device::round_up(device::ceil_div(got.row_bytes, p.parts), 16u);
+  p.part_bytes = device::ep_part_bytes(got.row_bytes, p.parts);
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, launcher_->num_sms(rank), stream, kept));
   return launcher_->launch(rank, *expand_rows_, launch_shape, p);

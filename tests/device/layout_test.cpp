@@ -132,13 +132,15 @@ TEST(EpParts, CoverTheRowAndAreSmallWhereManyAreWanted) {
       for (const u32 wanted : {1u, 2u, 7u, 28u, 1000u}) {
         const EpParts parts = EpParts::make(14336, row_bytes, most_rows, wanted);
         SCOPED_TRACE(::testing::Message() << row_bytes << " " << most_rows << " " << wanted);
-        EXPECT_EQ(parts.bytes % 16, 0u);
+        EXPECT_EQ(parts.bytes % kEpLine, 0u) << "parts begin inside a line of memory";
         EXPECT_LE(parts.bytes * most_rows, 14336u);
         EXPECT_GE(parts.bytes * parts.count, row_bytes);
         EXPECT_LT(parts.bytes * (parts.count - 1), row_bytes);
         EXPECT_EQ(parts.tickets_per_token(), 1u);
       }
   EXPECT_EQ(EpParts::make(14336, 14336, 2).count, 2u);
+  EXPECT_EQ(EpParts::make(14336, 8192, 4).bytes, 2816u);  // 2736 would shift every other part
+  EXPECT_EQ(EpParts::make(256, 208, 4).bytes, 64u);
   EXPECT_EQ(EpParts::make(14336, 14336, 2, 1000).bytes, EpParts::kFewest);
 }
 

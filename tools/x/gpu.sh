@@ -96,7 +96,7 @@ gpu_bench_python() {
 
 # Every GPU bench that this build has.
 gpu_benches() {
-  local folder=$1 name failed=0 known more
+  local folder=$1 name hidden failed=0 known more
   known=$(build/gpu/tools/crossdock bench --help)
   for name in symm ep moe; do
     grep -Eq "^ +$name( |\$)" <<<"$known" || continue
@@ -104,6 +104,14 @@ gpu_benches() {
     [[ $name == ep ]] && more=(--expanded --beside-gemm)
     gpu_bench "$name" "$folder" "${more[@]}" || failed=1
   done
+  # Rows that combine cuts where others are whole.
+  if grep -Eq "^ +ep( |\$)" <<<"$known"; then
+    for hidden in 4096 8192; do
+      say "bench ep --hidden $hidden"
+      timeout 300 build/gpu/tools/crossdock bench ep --hidden "$hidden" --sms 12 --small-tokens 0 \
+        --output "$folder/ep_hidden$hidden.json" || failed=1
+    done
+  fi
   # Whole expert layers: the same command, told otherwise.
   if grep -Eq "^ +moe( |\$)" <<<"$known"; then
     say "bench moe --chain"

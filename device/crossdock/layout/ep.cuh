@@ -21,6 +21,13 @@ inline constexpr u32 kEpMaxTopK = 32;
 inline constexpr u32 kEpMaxExperts = 1u << 16;
 inline constexpr u32 kNoRow = 0xffffffffu;
 inline constexpr u32 kNoSlot = 0xffffffffu;
+// Rows are cut between lines of memory: parts that began inside a sector of 32 bytes were pulled at
+// two thirds of the rate (docs/design/ep.md, "Figures").
+inline constexpr u32 kEpLine = 128;
+// Bytes of a part where a row is cut into at most `parts`; the last may be shorter.
+CROSSDOCK_HOST_DEVICE constexpr u32 ep_part_bytes(u32 row_bytes, u32 parts) {
+  return round_up(ceil_div(row_bytes, parts), kEpLine);
+}
 
 // Experts are dealt to ranks in contiguous ranges, the first ranks one more than the last where
 // they do not divide.

@@ -77,7 +77,7 @@ CROSSDOCK_HOST_DEVICE constexpr EpStaging add_ep_staging(SymmetricLayout& layout
 
 // How a row is cut: a part of all rows of one token fits into a stage.
 struct EpParts {
-  u32 bytes;       // of a part of a row, a multiple of 16; the last may be shorter
+  u32 bytes;       // of a part of a row, whole lines; the last may be shorter
   u32 count;       // of a row
   u32 per_ticket;  // parts that a warp takes at once
 
@@ -87,10 +87,12 @@ struct EpParts {
   // can be had without becoming smaller than kFewest.
   CROSSDOCK_HOST_DEVICE static constexpr EpParts make(u32 stage_bytes, u32 row_bytes, u32 most_rows,
                                                       u32 wanted = 1) {
-    const u32 fits = stage_bytes / most_rows / 16 * 16;
+    // Only stages of tests are so small that a part has no line.
+    const u32 line = stage_bytes / most_rows < kEpLine ? 16 : kEpLine;
+    const u32 fits = stage_bytes / most_rows / line * line;
     EpParts out{};
     out.count = max_of(ceil_div(row_bytes, fits), min_of(wanted, max_of(row_bytes / kFewest, 1u)));
-    out.bytes = round_up(ceil_div(row_bytes, out.count), 16u);
+    out.bytes = round_up(ceil_div(row_bytes, out.count), line);
     out.count = ceil_div(row_bytes, out.bytes);
     out.per_ticket = out.count;
     return out;
