@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import TracebackType
-from typing import Any, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays, _native
 from ._ranks import RankOwner, local_ranks_of
@@ -36,9 +36,10 @@ from ._ranks import RankOwner, local_ranks_of
 Array = Any
 #: A torch or CuPy stream, an object with ``__cuda_stream__``, or a CUstream as a number.
 Stream = Any
+_SCALE_GROUP = 128  # values that share a scale of a cast
 
 __all__ = ["Array", "Expanded", "ExpertInput", "Group", "Grouped", "Handle", "Options", "Received", "Sizes",
-           "Statistics", "Stream", "default_combine_sms", "default_dispatch_sms", "sizes"]
+           "Statistics", "Stream", "default_combine_sms", "default_dispatch_sms", "default_expand_sms", "sizes"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,10 @@ class Options:
     wait: float = 2.0  #: seconds a kernel waits for a peer before the call fails, naming it
     cast: bool = True  #: dispatches that cast bf16 to e4m3 will be made: hidden % 128 == 0
     expert_alignment: int = 0  #: rows by expert (group_rows): each begins at a multiple of it
+    #: SMs that copy rows to the places of their choices while others are on their way, besides those of
+    #: dispatch, where a dispatch is given ``expanded``; 0: such copies follow the dispatch; "auto":
+    #: :func:`default_expand_sms`, or 0 with more than 256 experts a rank. Needs ``expert_alignment``.
+    expand_sms: Union[int, str] = 0
     #: A dispatch or combine may start while the kernel before it in its stream still runs: it prepares
     #: itself and waits before it reads anything. Saves part of a launch where calls are short.
     overlap_launches: bool = False
@@ -119,6 +124,11 @@ def default_dispatch_sms(world: int) -> int:
 def default_combine_sms(world: int) -> int:
     """SMs of a combine of ``world`` ranks."""
     return _native.ep_default_combine_sms(world)
+
+
+def default_expand_sms(world: int, top_k: int) -> int:
+    """SMs that keep pace with a dispatch of tokens with ``top_k`` choices when they copy its rows."""
+    return _native.ep_default_expand_sms(world, top_k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,6 +318,32 @@ class Expanded:
     _rows_per_expert: int = dataclasses.field(repr=False)
     _scales_by_column: bool = dataclasses.field(repr=False)
 
+    @property
+    def _arguments(self) -> Tuple[Tuple[Any, Any, Any, Any], int, bool]:
+        return self._planes, self._rows_per_expert, self._scales_by_column
+
+
+class _Copied(NamedTuple):
+    """What rows look like that are copied by expert, and whose they are."""
+
+    rank: int
+    device: int
+    framework: int
+    experts: int  #: of the rank
+    row_values: int
+    scale_values: int  #: 0: none
+    has_weights: bool
+    rows_dtype: Any
+    scales_dtype: Any
+    cast: bool
+
+    @classmethod
+    def of(cls, handle: Handle) -> _Copied:
+        native = handle._native
+        return cls(native.rank, native.device, native.framework, native.experts, native.row_values,
+                   native.scale_values, native.has_weights, handle._rows_dtype, handle._scales_dtype,
+                   handle._cast)
+
 
 Ranks = Iterable[Tuple[int, int]]
 
@@ -340,7 +376,8 @@ class Group(RankOwner):
                  scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
                  routing: Optional[Handle] = None, output: Optional[Array] = None,
                  input: Optional[Array] = None, path: str = "auto", most_tokens: int = 0,
-                 rank: Optional[int] = None, stream: Optional[Stream] = None) -> Handle:
+                 expanded: Optional[Expanded] = None, rank: Optional[int] = None,
+                 stream: Optional[Stream] = None) -> Handle:
         """Sends tokens to the ranks of their experts.
 
         ``rows``: [tokens, values] of any type, rows of a multiple of 16 bytes, 16-byte aligned; bf16
@@ -359,13 +396,19 @@ class Group(RankOwner):
         ``Options.max_tokens``) are at most ``Options.small_tokens``. After a small dispatch the rows of
         source s begin at ``s * received.source_stride``.
 
+        ``expanded``: where copies of the rows go, expert by expert (:meth:`expanded_for`), as if
+        :meth:`group_rows` and :meth:`expand_rows` followed; :meth:`grouped` has the lists. With
+        ``Options.expand_sms`` rows are copied while others are on their way, except on the small path.
+        Each rank chooses for itself. More choices than there is room for are a fault of the rank.
+
         The arrays have to stay as they are until the dispatch has run. Rows are copied when
         handles hold all slots; without ``Options.fall_back`` this raises :class:`crossdock.Busy`.
         """
-        how: Optional[Tuple[Any, Any, Any, str, int, bool]] = None
-        plain = routing is None and output is None and input is None
+        how: Optional[Tuple[Any, Any, Any, str, int, bool, Any]] = None
+        plain = routing is None and output is None and input is None and expanded is None
         if not plain or path != "auto" or most_tokens != 0:
-            how = (None if routing is None else routing._native, output, input, path, most_tokens, False)
+            how = (None if routing is None else routing._native, output, input, path, most_tokens, False,
+                   None if expanded is None else expanded._arguments)
         native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast,
                                        scales_by_column, how, stream)
         return Handle(native, rows, scales, cast)
@@ -377,7 +420,7 @@ class Group(RankOwner):
         """The first half of a dispatch of few tokens: sends, and waits for nobody's rows. What arrives is
         there after :meth:`dispatch_receive`, a launch of its own, so that no SM waits in between."""
         native = self._native.dispatch(self._rank(rank), rows, ids, weights, scales, cast, scales_by_column,
-                                       (None, None, None, "small", most_tokens, True), stream)
+                                       (None, None, None, "small", most_tokens, True, None), stream)
         return Handle(native, rows, scales, cast)
 
     def dispatch_receive(self, handle: Handle, *, stream: Optional[Stream] = None) -> None:
@@ -426,6 +469,13 @@ class Group(RankOwner):
         return Grouped(*(_arrays.to_framework(array, framework)
                          for array in self._native.group_rows(handle._native, stream)))
 
+    def grouped(self, handle: Handle) -> Grouped:
+        """The lists that :meth:`group_rows`, or a dispatch with ``expanded``, has made of the handle's
+        rows."""
+        framework = handle._native.framework
+        return Grouped(*(_arrays.to_framework(array, framework)
+                         for array in self._native.grouped(handle._native)))
+
     def expand_rows(self, handle: Handle, grouped: Grouped, *, places: Optional[int] = None,
                     rows_per_expert: int = 0, scales_by_column: bool = False,
                     out: Optional[Expanded] = None, stream: Optional[Stream] = None) -> Expanded:
@@ -434,15 +484,42 @@ class Group(RankOwner):
         ``rows_per_expert``: a masked layout with that many rows for each expert. ``out``: an earlier
         result, to be written again. More choices than there is room for are a fault of the rank."""
         if out is None:
-            out = self._expanded(handle, grouped, places, rows_per_expert, scales_by_column)
-        self._native.expand_rows(handle._native, out._planes, out._rows_per_expert,
-                                 out._scales_by_column, stream)
+            if places is None:
+                places = int(grouped.rows.shape[0])
+            out = self._expanded(_Copied.of(handle), places, rows_per_expert, scales_by_column)
+        self._native.expand_rows(handle._native, *out._arguments, stream)
         return out
 
     def empty_expanded(self, handle: Handle, *, rows_per_expert: int,
                        scales_by_column: bool = False) -> Expanded:
         """Memory for a masked layout, for ``expand_rows(out=...)`` later."""
-        return self._expanded(handle, None, None, rows_per_expert, scales_by_column)
+        return self._expanded(_Copied.of(handle), 0, rows_per_expert, scales_by_column)
+
+    def expanded_for(self, rows: Array, weights: Optional[Array] = None, *,
+                     scales: Optional[Array] = None, cast: bool = False,
+                     routing: Optional[Handle] = None, places: Optional[int] = None,
+                     rows_per_expert: int = 0, scales_by_column: bool = False,
+                     rank: Optional[int] = None) -> Expanded:
+        """Memory for ``dispatch(expanded=...)`` of tokens like these, however many they are; the
+        other arguments are those of :meth:`expand_rows`. Both layouts may be written again and again."""
+        rank = self._rank(rank)
+        framework, _, values, _ = _native.framework_of(rows, "ep expanded_for", "rows")
+        world, experts = self._native.world, self.options.experts
+        most = -(-experts // world)
+        if places is None:
+            places = (self.memory.capacity * self.options.top_k +
+                      most * max(self.options.expert_alignment - 1, 0))
+        sent, scale_values, scales_dtype = getattr(rows, "dtype", None), 0, None
+        if cast:
+            scale_values = self.options.hidden // _SCALE_GROUP
+        elif scales is not None:
+            scale_values, scales_dtype = int(scales.shape[1]), scales.dtype
+        has_weights = routing._native.has_weights if routing is not None else weights is not None
+        return self._expanded(
+            _Copied(rank, self._device(rank), framework, experts // world + (rank < experts % world),
+                    values, scale_values, has_weights,
+                    _arrays.e4m3_of(framework, sent) if cast else sent, scales_dtype, cast),
+            places, rows_per_expert, scales_by_column)
 
     def empty_combined(self, handle: Handle) -> Any:
         """Memory for what a combine of the handle makes, bf16 [tokens, hidden]."""
@@ -450,36 +527,32 @@ class Group(RankOwner):
         return _arrays.empty(self._native, native, native.tokens, native.hidden, "bfloat16",
                              _arrays.bf16_of(native.framework, handle._sent_dtype))
 
-    def _expanded(self, handle: Handle, grouped: Optional[Grouped], places: Optional[int],
-                  rows_per_expert: int, scales_by_column: bool) -> Expanded:
-        native = handle._native
+    def _expanded(self, of: _Copied, places: int, rows_per_expert: int,
+                  scales_by_column: bool) -> Expanded:
         if rows_per_expert:
-            places = native.experts * rows_per_expert
-        elif places is None:
-            assert grouped is not None
-            places = int(grouped.rows.shape[0])
+            places = of.experts * rows_per_expert
 
         def make(rows: int, columns: int, kind: str, dtype: Optional[Any] = None) -> Any:
-            return _arrays.empty(self._native, native, rows, columns, kind, dtype)
+            return _arrays.empty(self._native, of, rows, columns, kind, dtype)
 
-        rows = make(places, native.row_values, "uint8", handle._rows_dtype)
+        rows = make(places, of.row_values, "uint8", of.rows_dtype)
         scales, weights = None, None
-        if native.scale_values and scales_by_column:
+        if of.scale_values and scales_by_column:
             # Columns on multiples of 16 bytes, as tensor maps want them.
-            scales = make(native.scale_values, -(-places // 4) * 4, "float32", handle._scales_dtype)
+            scales = make(of.scale_values, -(-places // 4) * 4, "float32", of.scales_dtype)
             scales = scales.T[:places]
-        elif native.scale_values:
+        elif of.scale_values:
             # The scales of a cast come on multiples of 16 bytes, and so they stay.
-            width = -(-native.scale_values // 4) * 4 if handle._cast else native.scale_values
-            scales = make(places, width, "float32", handle._scales_dtype)[:, :native.scale_values]
-        if native.has_weights:
+            width = -(-of.scale_values // 4) * 4 if of.cast else of.scale_values
+            scales = make(places, width, "float32", of.scales_dtype)[:, :of.scale_values]
+        if of.has_weights:
             weights = make(places, 1, "float32").reshape(places)
         sources = make(places, 2, "int32")
 
         def shown(plane: Any) -> Any:
             if plane is None or not rows_per_expert:
                 return plane
-            return plane.reshape((native.experts, rows_per_expert) + tuple(plane.shape[1:]))
+            return plane.reshape((of.experts, rows_per_expert) + tuple(plane.shape[1:]))
 
         return Expanded(shown(rows), shown(scales), shown(weights), shown(sources),
                         (rows, scales, weights, sources), rows_per_expert, scales_by_column)

@@ -33,8 +33,14 @@ ArrayType type_named(const std::string& name) {
   throw nb::value_error("empty(): no such type");
 }
 
-// `how`: None, or (routing, output, input, path, most_tokens, send_only), of which the first three
-// may be None.
+// `planes`: rows, scales, weights, sources.
+ExpandArguments expand_arguments(nb::handle planes, uint32_t rows_per_expert,
+                                 bool scales_by_column) {
+  return {planes[0], planes[1], planes[2], planes[3], rows_per_expert, scales_by_column};
+}
+
+// `how`: None, or (routing, output, input, path, most_tokens, send_only, expanded), of which the
+// first three and the last may be None; `expanded`: (planes, rows_per_expert, scales_by_column).
 DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how) {
   if (how.is_none()) return arguments;
   arguments.routing = how[0];
@@ -43,6 +49,9 @@ DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how
   arguments.path = path_of(how[3]);
   arguments.most_tokens = number_of(how[4], "most_tokens");
   arguments.send_only = nb::cast<bool>(how[5]);
+  if (const nb::object expanded = how[6]; !expanded.is_none())
+    arguments.expanded = expand_arguments(expanded[0], number_of(expanded[1], "rows_per_expert"),
+                                          nb::cast<bool>(expanded[2]));
   if (!arguments.routing.is_none() && !nb::isinstance<Handle>(arguments.routing))
     raise(invalid_argument("ep dispatch: routing must be a Handle of an earlier dispatch"));
   return arguments;
@@ -97,14 +106,13 @@ void bind_masks(nb::class_<Group>& group) {
 // Rows by expert, and memory that the library lends.
 void bind_layouts(nb::class_<Group>& group) {
   group.def("group_rows", &Group::group_rows, nb::arg("handle"), nb::arg("stream").none())
+      .def("grouped", &Group::grouped, nb::arg("handle"))
       .def(
           "expand_rows",
           [](Group& g, const Handle& handle, nb::tuple planes, uint32_t rows_per_expert,
              bool scales_by_column, nb::object stream) {
-            g.expand_rows(
-                handle,
-                {planes[0], planes[1], planes[2], planes[3], rows_per_expert, scales_by_column},
-                stream);
+            g.expand_rows(handle, expand_arguments(planes, rows_per_expert, scales_by_column),
+                          stream);
           },
           nb::arg("handle"), nb::arg("planes"), nb::arg("rows_per_expert"),
           nb::arg("scales_by_column"), nb::arg("stream").none())

@@ -131,7 +131,13 @@ Handle Group::dispatch(uint32_t rank, const DispatchArguments& arguments, nb::ha
   out.device = device_of(rank);
   const ep::Tokens tokens = tokens_of(rank, arguments, out.payload, out.framework);
   std::shared_ptr<const ep::Handle> routing;
-  const ep::DispatchOptions how = options_of(rank, arguments, routing, out.payload);
+  ep::DispatchOptions how = options_of(rank, arguments, routing, out.payload);
+  ep::Expanded expanded;
+  if (arguments.expanded) {
+    const uint32_t row_bytes = tokens.cast ? options_.hidden : tokens.row_bytes;
+    expanded = expanded_of({kDispatch, rank, row_bytes, out.payload}, *arguments.expanded);
+    how.expanded = &expanded;
+  }
   framework_ = out.framework;
   const ep::StreamPtr on = stream_of(stream, out.framework, out.device);
   ep::Handle made = value_or_raise(launch([&] {

@@ -13,6 +13,12 @@
 
 namespace crossdock::python {
 
+// Where copies of rows go, expert by expert; None: not wanted.
+struct ExpandArguments {
+  nb::object rows, scales, weights, sources;
+  uint32_t rows_per_expert = 0;
+  bool scales_by_column = false;
+};
 // What dispatch() is given, as Python has it; objects may be None.
 struct DispatchArguments {
   nb::object rows, ids, weights, scales;
@@ -23,12 +29,7 @@ struct DispatchArguments {
   ep::Path path = ep::Path::kAuto;
   uint32_t most_tokens = 0;
   bool send_only = false;  // the first half of a small dispatch
-};
-// Where expand_rows() puts its copies; None: not wanted.
-struct ExpandArguments {
-  nb::object rows, scales, weights, sources;
-  uint32_t rows_per_expert = 0;
-  bool scales_by_column = false;
+  std::optional<ExpandArguments> expanded = std::nullopt;
 };
 struct ReduceArguments {
   nb::object by_place;
@@ -61,6 +62,8 @@ class Group {
   uint32_t masked(uint32_t rank, double timeout);
   // offsets, aligned_counts, rows, positions
   std::vector<Array> group_rows(const Handle& handle, nb::handle stream);
+  // The same lists, made before.
+  std::vector<Array> grouped(const Handle& handle);
   void expand_rows(const Handle& handle, const ExpandArguments& arguments, nb::handle stream);
   void reduce_rows(const Handle& handle, const ReduceArguments& arguments, nb::handle stream);
   void reserve_copies(uint32_t rank, uint32_t copies);
@@ -109,6 +112,15 @@ class Group {
   ep::DispatchOptions options_of(uint32_t rank, const DispatchArguments& arguments,
                                  std::shared_ptr<const ep::Handle>& routing,
                                  Payload& payload) const;
+  // `payload`: of the rows that are copied.
+  struct Copied {
+    const char* call;
+    uint32_t rank;
+    uint32_t row_bytes;
+    const Payload& payload;
+  };
+  ep::Expanded expanded_of(const Copied& from, const ExpandArguments& arguments);
+  std::vector<Array> lists_of(const Handle& handle, const ep::Grouped& grouped) const;
   Tensor argument(const char* call, const char* name, nb::handle object, uint32_t rank) const;
   // Where the kernels of `rank` can read the tensor: on the GPU where it is, in the twin a copy.
   const void* readable(Tensor& t, uint32_t rank);

@@ -33,12 +33,8 @@ void* Group::lent(const char* call, const char* name, nb::handle object, uint32_
   return t.data;
 }
 
-std::vector<Array> Group::group_rows(const Handle& handle, nb::handle stream) {
-  const auto [box, lock] = enter(handle.rank);
-  const auto from = handle.open();
-  const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
-  const ep::Grouped grouped =
-      value_or_raise(launch([&] { return box->group().group_rows(*from, on); }));
+std::vector<Array> Group::lists_of(const Handle& handle, const ep::Grouped& grouped) const {
+  const std::shared_ptr<const ep::Handle> from = handle.open();
   const auto capacity = static_cast<int64_t>(from->received().capacity);
   const std::shared_ptr<const void> owner = from;
   std::vector<Array> out = {
@@ -51,32 +47,52 @@ std::vector<Array> Group::group_rows(const Handle& handle, nb::handle stream) {
   return out;
 }
 
-void Group::expand_rows(const Handle& handle, const ExpandArguments& a, nb::handle stream) {
+std::vector<Array> Group::group_rows(const Handle& handle, nb::handle stream) {
   const auto [box, lock] = enter(handle.rank);
   const auto from = handle.open();
+  const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
+  return lists_of(handle,
+                  value_or_raise(launch([&] { return box->group().group_rows(*from, on); })));
+}
+
+std::vector<Array> Group::grouped(const Handle& handle) {
+  const auto [box, lock] = enter(handle.rank);
+  return lists_of(handle, value_or_raise(box->group().grouped(*handle.open())));
+}
+
+ep::Expanded Group::expanded_of(const Copied& from, const ExpandArguments& a) {
   Tensor rows, scales, weights, sources;
+  const char* const call = from.call;
   ep::Expanded to{.rows_per_expert = a.rows_per_expert, .scales_by_column = a.scales_by_column};
-  to.rows = lent(kExpand, "rows", a.rows, handle.rank, rows);
-  need_rows(kExpand, rows);
-  if (rows.row_bytes() != from->received().row_bytes)
-    refuse(fmt::format("{}: rows is {}: it must have rows like those received, {} bytes", kExpand,
-                       rows.describe(), from->received().row_bytes));
+  to.rows = lent(call, "rows", a.rows, from.rank, rows);
+  need_rows(call, rows);
+  if (rows.row_bytes() != from.row_bytes)
+    refuse(fmt::format("{}: rows is {}: it must have rows like those received, {} bytes", call,
+                       rows.describe(), from.row_bytes));
   to.places = static_cast<uint64_t>(rows.shape[0]);
   to.row_stride = rows.row_stride();
-  to.scales = lent(kExpand, "scales", a.scales, handle.rank, scales);
+  to.scales = lent(call, "scales", a.scales, from.rank, scales);
   if (to.scales != nullptr) {
-    if (scales.shape[0] != rows.shape[0] || scales.shape[1] != handle.payload.scale_values)
-      refuse(fmt::format("{}: scales is {}: it must be [{}, {}]", kExpand, scales.describe(),
-                         rows.shape[0], handle.payload.scale_values));
+    if (scales.shape[0] != rows.shape[0] || scales.shape[1] != from.payload.scale_values)
+      refuse(fmt::format("{}: scales is {}: it must be [{}, {}]", call, scales.describe(),
+                         rows.shape[0], from.payload.scale_values));
     // One column or row has no stride worth the name.
     if (a.scales_by_column && scales.shape[1] > 1)
       to.scale_stride = static_cast<uint64_t>(scales.strides[1]) / 4;
     if (!a.scales_by_column) to.scale_stride = scales.row_stride();
   }
-  to.weights = static_cast<float*>(lent(kExpand, "weights", a.weights, handle.rank, weights));
-  if (to.weights != nullptr) need_type(kExpand, weights, kFloat32, "float32");
-  to.sources = static_cast<ep::Source*>(lent(kExpand, "sources", a.sources, handle.rank, sources));
-  if (to.sources != nullptr) need_type(kExpand, sources, kInt32, "int32");
+  to.weights = static_cast<float*>(lent(call, "weights", a.weights, from.rank, weights));
+  if (to.weights != nullptr) need_type(call, weights, kFloat32, "float32");
+  to.sources = static_cast<ep::Source*>(lent(call, "sources", a.sources, from.rank, sources));
+  if (to.sources != nullptr) need_type(call, sources, kInt32, "int32");
+  return to;
+}
+
+void Group::expand_rows(const Handle& handle, const ExpandArguments& a, nb::handle stream) {
+  const auto [box, lock] = enter(handle.rank);
+  const auto from = handle.open();
+  const ep::Expanded to =
+      expanded_of({kExpand, handle.rank, from->received().row_bytes, handle.payload}, a);
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
   value_or_raise(launch([&] { return box->group().expand_rows(*from, to, on); }));
 }

@@ -81,6 +81,13 @@ std::uint32_t number_of(nb::handle value, const char* name) {
   return whole_number<std::uint32_t>(value, name);
 }
 
+std::uint32_t expand_sms_of(nb::handle value) {
+  if (!nb::isinstance<nb::str>(value)) return number_of(value, "expand_sms");
+  const std::string text = text_of(value);
+  if (text == "auto") return ep::kAutoSms;
+  raise(invalid_argument(fmt::format("expand_sms = {} must be a whole number or \"auto\"", text)));
+}
+
 nb::dict dict_of(const ep::Sizes& sizes) {
   nb::dict out;
   out["capacity"] = sizes.capacity;
@@ -110,6 +117,7 @@ ep::Options options_of(nb::handle options) {
   read("scale_bytes", out.scale_bytes);
   read("slots", out.slots);
   read("expert_alignment", out.expert_alignment);
+  out.expand_sms = expand_sms_of(options.attr("expand_sms"));
   read("small_tokens", out.small_tokens);
   read("small_slots", out.small_slots);
   read("small_sms", out.small_sms);
@@ -135,6 +143,7 @@ void add_ep_options(nb::module_& m) {
   m.def("ep_sizes", &sizes_of, nb::arg("options"), nb::arg("world"));
   m.def("ep_default_dispatch_sms", &ep::default_dispatch_sms, nb::arg("world"));
   m.def("ep_default_combine_sms", &ep::default_combine_sms, nb::arg("world"));
+  m.def("ep_default_expand_sms", &ep::default_expand_sms, nb::arg("world"), nb::arg("top_k"));
 }
 
 }  // namespace crossdock::python

@@ -17,5 +17,7 @@ ep::Path path_of(nb::handle value);
 nb::dict dict_of(const ep::Sizes& sizes);
 // `value` as a number of 32 bits; `name` is for the message.
 std::uint32_t number_of(nb::handle value, const char* name);
+// A number, or "auto".
+std::uint32_t expand_sms_of(nb::handle value);
 
 }  // namespace crossdock::python

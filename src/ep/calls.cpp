@@ -92,9 +92,9 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
                .sent_ends = earlier.sent_ends(),
                .expert_counts = earlier.expert_counts()};
   }
-  const bool beside = how.expanded != nullptr && options_.expand_sms != 0 && like == nullptr;
+  const bool beside = how.expanded != nullptr && window_.copy_blocks != 0;
   CROSSDOCK_CHECK_OK(
-      launch_dispatch(*state, t, p, {slot, beside ? how.expanded : nullptr}, launch_shape));
+      launch_dispatch(*state, t, p, {slot, beside ? how.expanded : nullptr, like}, launch_shape));
   CROSSDOCK_CHECK_OK(copy_out(*state, placement, p, like, launch_shape));
   Handle handle = make_handle(*state, placement, {p.tokens, p.output, p.result, weights, p.stride});
   handle.state_->grouped = beside;

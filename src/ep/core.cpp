@@ -55,7 +55,7 @@ DispatchShape Core::shape_of(u32 row_bytes, bool cast, u32 groups) const {
           .world = window_.world,
           .experts = options_.experts,
           .groups = groups,
-          .flags = options_.expand_sms != 0};
+          .flags = window_.copy_blocks != 0};
 }
 
 Result<> Core::prepare_variant(const DispatchShape& shape, Deadline deadline) {
@@ -110,7 +110,7 @@ Result<> Core::prepare_rank(u32 r) {
   state.previous = std::move(previous);
   CROSSDOCK_TRY(mask, rank.allocate_state(sizeof(device::EpMask)));
   state.mask = std::move(mask);
-  if (options_.expand_sms != 0) CROSSDOCK_CHECK_OK(prepare_pieces(state));
+  if (window_.copy_blocks != 0) CROSSDOCK_CHECK_OK(prepare_copies(state));
   if (options_.statistics) {
     CROSSDOCK_TRY(selections, rank.allocate(experts * 8));
     CROSSDOCK_TRY(waits, rank.allocate(u64{window_.world} * 8));

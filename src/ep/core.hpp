@@ -36,8 +36,8 @@ struct RankState {
   symm::LocalMemory previous;  // [2][most experts]
   symm::LocalMemory selections;
   symm::LocalMemory waits;
-  symm::LocalMemory mask;    // EpMask
-  symm::LocalMemory pieces;  // with expand_sms: [expand_sms][most experts] epoch words
+  symm::LocalMemory mask;        // EpMask
+  symm::LocalMemory copy_words;  // of blocks that copy: device::EpCopyWords
   SlotLayout layout;
   SlotLayout small_layout;
   // Those of the window first, then small ones. Slots are never taken away, so that a copy is made
@@ -220,13 +220,15 @@ class Core : public std::enable_shared_from_this<Core> {
   };
   Handle make_handle(RankState& state, const Placement& placement, const Dispatched& dispatched);
   // ---- expanded.cpp
-  Result<> prepare_pieces(RankState& state);
+  Result<> prepare_copies(RankState& state);
   Result<> can_dispatch(const Tokens& tokens, u32 groups) const;
   Result<> check_expansion(u32 rank, const Tokens& tokens, bool weights, const Expanded& to) const;
-  // Lists and copies that a dispatch makes itself; `to` null: none.
+  // Lists and copies that a dispatch makes itself; `to` null: none. `like`: whose routing is used
+  // again, or null.
   struct Beside {
     const Slot& slot;
     const Expanded* to;
+    const Handle::State* like;
   };
   Result<> launch_dispatch(const RankState& state, const Tokens& tokens,
                            const device::EpDispatchParams& params, const Beside& beside,
@@ -249,7 +251,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::unique_ptr<symm::Group> group_;  // outlives the memory of the ranks
   std::optional<symm::Launcher> launcher_;
   std::vector<Variant> variants_;
-  std::vector<ExpandedVariant> expanded_variants_;  // instead, with expand_sms
+  std::vector<ExpandedVariant> expanded_variants_;  // instead, with copies beside
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
   std::vector<SmallVariant> small_variants_;
   std::optional<symm::Prepared<device::EpCombineParams>> small_combine_;

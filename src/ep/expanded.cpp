@@ -20,10 +20,10 @@ const Variant* first_with_room(const std::vector<Variant>& variants, const Dispa
 
 }  // namespace
 
-Result<> Core::prepare_pieces(RankState& state) {
-  const u64 bytes = piece_words(options_, window_) * sizeof(u64);
-  CROSSDOCK_TRY(pieces, group_->rank(state.rank).allocate_state(bytes));
-  state.pieces = std::move(pieces);
+Result<> Core::prepare_copies(RankState& state) {
+  const u64 bytes = copy_words(window_) * sizeof(u64);
+  CROSSDOCK_TRY(words, group_->rank(state.rank).allocate_state(bytes));
+  state.copy_words = std::move(words);
   return {};
 }
 
@@ -57,14 +57,20 @@ Result<> Core::launch_dispatch(const RankState& state, const Tokens& t,
   device::EpExpandedDispatchParams q{};
   q.dispatch = p;
   if (beside.to != nullptr) {
-    shape.grid += options_.expand_sms;
-    const bool weights = t.weights != nullptr;
+    shape.grid += window_.copy_blocks;
+    const Handle::State* const like = beside.like;
+    const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
     q.grouping = grouping_of(beside.slot);
     q.grouping.weights = weights ? beside.slot.place_weights() : nullptr;
     q.to = expanded_of({state.rank, p.output.row_bytes, p.output.scale_bytes, weights}, *beside.to);
-    q.pieces = state.pieces.as<u64>();
+    if (like != nullptr) {
+      q.earlier_ids = like->received.ids;
+      q.earlier_weights = like->received.weights;
+      q.earlier_tokens = like->received.tokens;
+    }
+    q.words = state.copy_words.as<u64>();
     q.parts = device::ceil_div(p.output.row_bytes, variant.config.copy_stage_bytes);
-    q.part_bytes = device::round_up(device::ceil_div(p.output.row_bytes, q.parts), 16u);
+    q.part_bytes = device::ep_part_bytes(p.output.row_bytes, q.parts);
   }
   return launcher_->launch(rank, variant.kernel, shape, q);
 }

@@ -70,17 +70,16 @@ Result<> check_small(const Options& o) {
 }
 Result<> check_expanding(const Options& o, u32 world) {
   if (o.expand_sms == 0) return {};
+  const bool chosen = o.expand_sms != kAutoSms;
   const u32 experts = device::EpExperts::make(o.experts, world).most();
-  if (o.expand_sms > device::kEpMaxBlocks)
-    return invalid_argument(fmt::format("ep: expand_sms = {} must be at most {}, or 0",
+  if (chosen && o.expand_sms > device::kEpMaxBlocks)
+    return invalid_argument(fmt::format("ep: expand_sms = {} must be at most {}, 0, or kAutoSms",
                                         o.expand_sms, device::kEpMaxBlocks));
   if (o.expert_alignment == 0)
     return invalid_argument(fmt::format(
         "ep: expand_sms = {} needs expert_alignment, on whose multiples the rows of experts begin",
-        o.expand_sms));
-  if (o.masks)
-    return invalid_argument(fmt::format(
-        "ep: expand_sms = {} is not made for masks = true: use expand_rows() there", o.expand_sms));
+        chosen ? std::to_string(o.expand_sms) : "kAutoSms"));
+  if (!chosen) return {};
   if (experts > device::kEpMostExpanded)
     return invalid_argument(
         fmt::format("ep: expand_sms = {} is made for at most {} experts a rank, not {}: use "
@@ -165,6 +164,12 @@ u32 small_blocks(const Options& options, u32 tokens) {
 
 namespace {
 
+// Beside a dispatch.
+u32 copy_blocks(const Options& options, u32 world) {
+  if (options.expand_sms != kAutoSms) return options.expand_sms;
+  const u32 experts = device::EpExperts::make(options.experts, world).most();
+  return experts > device::kEpMostExpanded ? 0 : default_expand_sms(world, options.top_k);
+}
 // Slots of the path for few tokens: control words, rows and inputs of each.
 void add_small(Window& window, const Options& options) {
   window.small_capacity = window.world * options.small_tokens;
@@ -214,7 +219,8 @@ Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_senders(options, combines, world));
   window.areas = device::add_ep(window.layout, world, options.experts,
                                 *std::max_element(blocks.begin(), blocks.end()), options.masks);
-  if (options.expand_sms != 0)
+  window.copy_blocks = copy_blocks(options, world);
+  if (window.copy_blocks != 0)
     window.flags =
         device::add_ep_flags(window.layout, world, window.capacity, window.areas.most_blocks);
   window.control_bytes = window.layout.bytes;
@@ -240,8 +246,9 @@ Result<Window> make_window(const Options& options, u32 world) {
   return window;
 }
 
-u64 piece_words(const Options& options, const Window& window) {
-  return u64{options.expand_sms} * window.areas.most_experts;
+u64 copy_words(const Window& window) {
+  if (window.copy_blocks == 0) return 0;
+  return device::EpCopyWords{window.copy_blocks, window.areas.most_experts}.count();
 }
 u64 routes_bytes(const Options& options, const Window& window, u32 rank) {
   const u32 blocks = dispatch_blocks(options, window.world)[rank];
@@ -260,6 +267,20 @@ std::uint32_t default_dispatch_sms(std::uint32_t world) {
 std::uint32_t default_combine_sms(std::uint32_t world) {
   if (world < 2) return 16;
   return std::max(8u, device::ceil_div(6 * world, world - 1));
+}
+
+// An SM copies 41 GB/s, and a dispatch brings what its SMs store, or what the wire takes and what
+// stays on the rank. Copies begin when ids have come, a fifth into the dispatch, and end with
+// scales: half as many SMs again as keep pace (docs/design/ep.md).
+std::uint32_t default_expand_sms(std::uint32_t world, std::uint32_t top_k) {
+  constexpr double kWire = 345, kOneSm = 49.5, kCopies = 41, kMost = 104;
+  if (world == 0 || top_k == 0) return 0;
+  const double ranks = world;
+  const double rows = ranks * (1 - std::pow(1 - 1 / ranks, top_k));  // of a token, where even
+  const double stored = kOneSm * default_dispatch_sms(world);
+  const double arrives = world == 1 ? stored : std::min(stored, kWire * ranks / (ranks - 1));
+  const double pace = top_k / rows * arrives / kCopies;
+  return static_cast<std::uint32_t>(std::min(kMost, std::ceil(1.5 * pace / 8) * 8));
 }
 
 Result<Sizes> sizes(const Options& options, std::uint32_t world) {
@@ -283,7 +304,7 @@ Result<Sizes> sizes(const Options& options, std::uint32_t world) {
   const u64 small = small_slot_layout(options, window).local_bytes + sizeof(device::EpState) +
                     sizeof(device::EpSmallState);
   out.local_bytes = sizeof(device::EpState) + local + window.small.size() * small +
-                    piece_words(options, window) * sizeof(u64);
+                    copy_words(window) * sizeof(u64);
   if (options.fall_back) out.copy_bytes = copy;
   return out;
 }

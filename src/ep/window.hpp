@@ -21,7 +21,8 @@ using device::u8;
 struct Window {
   device::SymmetricLayout layout;
   device::EpAreas areas;
-  device::EpFlagAreas flags{};  // with expand_sms
+  u32 copy_blocks = 0;          // beside a dispatch: expand_sms, or by its rule
+  device::EpFlagAreas flags{};  // with copy_blocks
   u32 world = 0;
   u32 capacity = 0;      // rows of a slot
   u32 row_bytes = 0;     // the largest delivered row
@@ -66,8 +67,8 @@ u32 small_blocks(const Options& options, u32 tokens);
 
 // Checks the options; kInvalidArgument names rule, value and fix.
 Result<Window> make_window(const Options& options, u32 world);
-// Words of the blocks that copy rows as they come.
-u64 piece_words(const Options& options, const Window& window);
+// Words that blocks tell each other which copy rows as they come.
+u64 copy_words(const Window& window);
 // Routing table of one slot.
 u64 routes_bytes(const Options& options, const Window& window, u32 rank);
 

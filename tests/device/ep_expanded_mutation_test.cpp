@@ -7,6 +7,7 @@
 #include <crossdock/comm/counter.cuh>
 #include <crossdock/comm/epoch.cuh>
 #include <crossdock/comm/tagged_word.cuh>
+#include <crossdock/ep/copy_wait.cuh>
 #include <crossdock/ptx/bulk.cuh>
 #include <crossdock/ptx/convert.cuh>
 
@@ -21,6 +22,7 @@ enum class CopyBug {
   kNoFlagFence,      // flags raised before the rows can be seen
   kNoBulkWait,       // flags raised before the rows are written
   kNoToldWait,       // lists made before ids have come, or scales copied before they have
+  kNoListedWait,     // places read before all blocks have listed them
   kToldNotReleased,  // ids and scales told before they can be seen
   kNoStageWait,      // a stage stored before it has landed, a note overwritten before it is read
   kNoBulkWaitRead,   // a stage loaded while it is still being stored
@@ -39,8 +41,13 @@ inline bool left_out(CopyBug bug) {
 inline bool maybe_look_at_flag(const u32* flag, u32 epoch) {
   return left_out(CopyBug::kNoRowFlag) || look_at_flag(flag, epoch);
 }
-inline bool maybe_wait_flag(const LaunchCommon& c, const u32* flag, u32 epoch, u32 peer) {
-  return left_out(CopyBug::kNoToldWait) || wait_flag(c, flag, epoch, peer);
+template <class Gone>
+bool maybe_ep_wait_told(const LaunchCommon& c, const u32* word, const Expected& expected,
+                        const Gone& gone) {
+  return left_out(CopyBug::kNoToldWait) || ep_wait_told(c, word, expected, gone);
+}
+inline bool maybe_ep_wait_copy_word(const LaunchCommon& c, const u64* word, u32 epoch, u32& value) {
+  return left_out(CopyBug::kNoListedWait) || ep_wait_copy_word(c, word, epoch, value);
 }
 inline bool maybe_wait_stage(const LaunchCommon& c, ptx::MBarrier* barrier, u32 parity) {
   return left_out(CopyBug::kNoStageWait) || wait_stage(c, barrier, parity);
@@ -69,7 +76,8 @@ inline void maybe_fence_acq_rel_sys() {
 }  // namespace crossdock::device
 
 #define look_at_flag maybe_look_at_flag
-#define wait_flag maybe_wait_flag
+#define ep_wait_told maybe_ep_wait_told
+#define ep_wait_copy_word maybe_ep_wait_copy_word
 #define wait_stage maybe_wait_stage
 #define bulk_wait maybe_bulk_wait
 #define bulk_wait_read maybe_bulk_wait_read
@@ -78,7 +86,8 @@ inline void maybe_fence_acq_rel_sys() {
 #define fence_acq_rel_sys maybe_fence_acq_rel_sys
 #include "ep_expanded_rig.hpp"
 #undef look_at_flag
-#undef wait_flag
+#undef ep_wait_told
+#undef ep_wait_copy_word
 #undef wait_stage
 #undef bulk_wait
 #undef bulk_wait_read
@@ -125,6 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Bugs, EpExpandedMutation,
                                            Planted{"no_flag_fence", CopyBug::kNoFlagFence},
                                            Planted{"no_bulk_wait", CopyBug::kNoBulkWait},
                                            Planted{"no_told_wait", CopyBug::kNoToldWait},
+                                           Planted{"no_listed_wait", CopyBug::kNoListedWait},
                                            Planted{"told_not_released", CopyBug::kToldNotReleased},
                                            Planted{"no_stage_wait", CopyBug::kNoStageWait},
                                            Planted{"no_bulk_wait_read", CopyBug::kNoBulkWaitRead},

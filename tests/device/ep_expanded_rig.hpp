@@ -42,7 +42,7 @@ class EpExpandedRig {
 
   EpExpandedRig(const EpCase& c, const EpPlacesShape& shape) : case_(c), shape_(shape), rig_(c) {
     for (u32 rank = 0; rank < c.world; ++rank)
-      pieces_.push_back(ranks().local<u64>(rank, piece_words()));
+      words_.push_back(ranks().local<u64>(rank, copy_words()));
     for (u32 turn = 0; turn < kTurns; ++turn)
       for (u32 rank = 0; rank < c.world; ++rank)
         params_[turn].push_back(make(rank));
@@ -54,8 +54,8 @@ class EpExpandedRig {
   }
   void reset() {
     rig_.reset();
-    for (u64* words : pieces_)
-      std::memset(words, 0, piece_words() * sizeof(u64));
+    for (u64* words : words_)
+      std::memset(words, 0, copy_words() * sizeof(u64));
   }
   // Tokens for every rank; what will be written is filled with a pattern.
   void load(const EpInputs& inputs, u32 turn) {
@@ -75,7 +75,7 @@ class EpExpandedRig {
     EpExpandedDispatchParams p = params(rank, turn);
     p.dispatch = rig_.params(rank, turn);
     p.parts = ceil_div(case_.output().row_bytes, kConfig.copy_stage_bytes);
-    p.part_bytes = round_up(ceil_div(case_.output().row_bytes, p.parts), 16u);
+    p.part_bytes = ep_part_bytes(case_.output().row_bytes, p.parts);
     const u32 dispatch = ep_dispatch_shared(kConfig, p.dispatch.input.row_bytes, case_.world,
                                             case_.experts, p.dispatch.tokens.groups)
                              .bytes;
@@ -90,8 +90,9 @@ class EpExpandedRig {
     for (u32 rank = 0; rank < case_.world; ++rank)
       launch<kConfig>(rank, turn);
   }
-  // Lists and copies of a rank; what was delivered is right.
-  void check(u32 rank, u32 turn) {
+  // Lists and copies of a rank; what was delivered is right. `beyond`: what lies behind the places
+  // is untouched.
+  void check(u32 rank, u32 turn, bool beyond = true) {
     const Delivered d = delivered(rank, turn);
     const EpExpandedDispatchParams& p = params(rank, turn);
     const u32 experts = case_.expert_map().count(rank);
@@ -101,7 +102,7 @@ class EpExpandedRig {
       ASSERT_EQ(p.grouping.offsets[e], place) << "expert " << e;
       const u32 begin = place;
       for (u32 choice = 0; choice < d.rows * case_.top_k; ++choice) {
-        if (d.ids[choice] != static_cast<i32>(e)) continue;
+        if (!d.holds(choice / case_.top_k) || d.ids[choice] != static_cast<i32>(e)) continue;
         ASSERT_EQ(p.grouping.rows[place], static_cast<i32>(choice / case_.top_k)) << place;
         ASSERT_EQ(p.grouping.positions[choice], place);
         if (case_.weights) {
@@ -124,7 +125,7 @@ class EpExpandedRig {
       ASSERT_EQ(p.grouping.aligned[e], place - begin);
     }
     ASSERT_EQ(p.grouping.offsets[experts], place);
-    for (u64 at = 0; at < memory_places(); ++at)
+    for (u64 at = 0; beyond && at < memory_places(); ++at)
       if (!used[at]) {
         ASSERT_NO_FATAL_FAILURE(check_bytes(p, at, kPattern)) << "untouched " << at;
       }
@@ -137,16 +138,18 @@ class EpExpandedRig {
 
  private:
   struct Delivered {
-    u32 rows;
+    u32 rows;    // with the gaps between sources
+    u32 stride;  // from source to source; 0: no gaps
     const i32* ids;
     const float* weights;
     const u8* payload;
     const u8* block;
     const u32* tokens;
     const u32* ends;
+    [[nodiscard]] bool holds(u32 row) const { return stride == 0 || row < ends[row / stride]; }
   };
-  [[nodiscard]] u64 piece_words() const {
-    return u64{shape_.copy_blocks} * case_.expert_map().most() + 1;
+  [[nodiscard]] u64 copy_words() const {
+    return EpCopyWords{shape_.copy_blocks, case_.expert_map().most()}.count();
   }
   [[nodiscard]] u64 choices() const { return u64{case_.world} * case_.max_tokens * case_.top_k; }
   [[nodiscard]] u64 most_places() const {
@@ -176,14 +179,16 @@ class EpExpandedRig {
             .places = places - shape_.room_less_by,
             .rows_per_expert = shape_.masked ? static_cast<u32>(row_room) : 0,
             .scales_by_column = shape_.scales_by_column};
-    p.pieces = pieces_[rank];
+    p.words = words_[rank];
     return p;
   }
   Delivered delivered(u32 rank, u32 turn) {
     const EpOutputLayout out = case_.output();
     const u8* block = rig_.output(rank, turn);
     const u32* ends = rig_.params(rank, turn).result.source_ends;
-    return {ends[case_.world - 1],
+    const u32 stride = rig_.params(rank, turn).stride;
+    return {stride != 0 ? case_.world * stride : ends[case_.world - 1],
+            stride,
             reinterpret_cast<const i32*>(block + out.ids),
             reinterpret_cast<const float*>(block + out.weights),
             block + out.rows,
@@ -232,7 +237,7 @@ class EpExpandedRig {
   EpCase case_;
   EpPlacesShape shape_;
   EpRig rig_;
-  std::vector<u64*> pieces_;
+  std::vector<u64*> words_;
   std::vector<EpExpandedDispatchParams> params_[kTurns];
 };
 

@@ -108,6 +108,103 @@ def test_copies_by_expert_and_back(change, masked):
             np.testing.assert_array_equal(out, ref.combine(r, want, sums, len(sent[r].ids)))
 
 
+def check_copies(case, delivery, got, per_expert=0):
+    expected = ref.expand_rows(delivery, ref.group_rows(delivery, case.alignment), per_expert)
+    for part in ("rows", "scales", "weights", "sources"):
+        wanted, plane = getattr(expected, part), getattr(got, part)
+        if wanted is None:
+            assert plane is None, part
+            continue
+        plane = plane.reshape((-1,) + plane.shape[2:]) if per_expert else plane
+        np.testing.assert_array_equal(plane[:len(expected.written)][expected.written],
+                                      wanted[expected.written], part)
+
+
+# Beside the dispatch and after it, also where the routing is used again.
+@pytest.mark.parametrize("expand_sms", [0, 2])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("change", [
+    {}, {"payload": "cast", "hidden": 512}, {"payload": "e4m3", "scales_by_column": True},
+    {"weights": False}])
+def test_copies_beside_a_dispatch(change, masked, expand_sms):
+    case = Case(**{"alignment": 8, **change})
+    options = dataclasses.replace(case.options(), expand_sms=expand_sms, slots=4)
+    sent, want = one_round(case, 3)
+    per_expert = case.world * case.max_tokens * case.top_k if masked else 0
+    with ep.Group(options, world=case.world, backend="twin", timeout=TIMEOUT) as group:
+        planes = [group.expanded_for(of.rows, of.weights, scales=of.scales, cast=case.payload == "cast",
+                                     rows_per_expert=per_expert, rank=r,
+                                     scales_by_column=case.scales_by_column)
+                  for r, of in enumerate(sent)]
+
+        def send(tokens, like=None):
+            return [group.dispatch(of.rows, *((of.ids, of.weights) if like is None else ()),
+                                   routing=None if like is None else like[r], scales=of.scales,
+                                   cast=case.payload == "cast", expanded=planes[r], rank=r)
+                    for r, of in enumerate(tokens)]
+
+        handles = send(sent)
+        group.synchronize(TIMEOUT)
+        for r, handle in enumerate(handles):
+            check_copies(case, want[r], planes[r], per_expert)
+            lists = ref.group_rows(want[r], case.alignment)
+            np.testing.assert_array_equal(group.grouped(handle).offsets, lists.offsets)
+        others, _ = one_round(case, 4)
+        again = [dataclasses.replace(of, rows=new.rows, scales=new.scales)
+                 for of, new in zip(sent, others)]
+        send(again, handles)
+        group.synchronize(TIMEOUT)
+        for r in range(case.world):
+            delivery = ref.dispatch(r, case.experts, again, case.payload == "cast")
+            check_copies(case, delivery, planes[r], per_expert)
+
+
+def test_a_masked_rank_has_no_copies():
+    case = Case(alignment=4, world=3, experts=9)
+    options = dataclasses.replace(case.options(), expand_sms=2, masks=True)
+    with ep.Group(options, world=3, backend="twin", timeout=TIMEOUT) as group:
+        for seed in range(3):
+            sent, _ = one_round(case, seed)
+            planes = [group.expanded_for(of.rows, of.weights, rank=r) for r, of in enumerate(sent)]
+            if seed == 1:
+                group.mask(2, rank=0)
+                group.mask(2, rank=1)
+            here = range(3 if seed == 0 else 2)
+            handles = [group.dispatch(sent[r].rows, sent[r].ids, sent[r].weights, expanded=planes[r],
+                                      rank=r) for r in here]
+            group.synchronize(TIMEOUT)
+            seen = [of if r in here else dataclasses.replace(
+                of, rows=of.rows[:0], ids=of.ids[:0], weights=of.weights[:0])
+                    for r, of in enumerate(sent)]
+            for r in here:
+                check_copies(case, ref.dispatch(r, case.experts, seen), planes[r])
+                handles[r].close()
+
+
+def test_wrong_copies_beside_a_dispatch():
+    case = Case(alignment=4, world=1)
+    sent, _ = one_round(case, 1)
+    of = sent[0]
+    with raises(crossdock.InvalidArgument, 'expand_sms = many must be a whole number or "auto"'):
+        ep.sizes(dataclasses.replace(case.options(), expand_sms="many"), 1)
+    with raises(crossdock.InvalidArgument, "expand_sms = kAutoSms needs expert_alignment"):
+        ep.sizes(dataclasses.replace(case.options(), expand_sms="auto", expert_alignment=0), 1)
+    assert ep.sizes(dataclasses.replace(case.options(), expand_sms="auto"), 1).control_bytes > (
+        ep.sizes(case.options(), 1).control_bytes)
+    assert 8 <= ep.default_expand_sms(4, 8) < ep.default_expand_sms(1, 8) <= 104
+    with ep.Group(dataclasses.replace(case.options(), expand_sms=2), world=1, backend="twin",
+                  timeout=TIMEOUT) as group:
+        with raises(crossdock.InvalidArgument, "have not been listed"):
+            group.grouped(group.dispatch(of.rows, of.ids, of.weights))
+        without = group.expanded_for(of.rows, of.weights)
+        with raises(crossdock.InvalidArgument, "the dispatch had no weights"):
+            group.dispatch(of.rows, of.ids, expanded=without)
+        narrow = group.expanded_for(of.rows[:, :64], of.weights)
+        with raises(crossdock.InvalidArgument, "ep dispatch: rows", "rows like those received, 256"):
+            group.dispatch(of.rows, of.ids, of.weights, expanded=narrow)
+        group.synchronize(TIMEOUT)
+
+
 def test_copies_are_written_again_and_room_is_checked():
     case = Case(alignment=4, world=1)
     with case.group() as group:

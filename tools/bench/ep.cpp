@@ -29,11 +29,13 @@ Result<symm::GroupOptions> ranks_of(const EpBench& options, std::uint32_t gpus,
   symm::GroupOptions ranks{.world = options.world > 0 ? options.world : gpus};
   ranks.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.timeout);
   if (!options.rank) {
-    if (ranks.world > gpus)
-      return invalid_argument(
-          fmt::format("--world {}: one process has at most one rank for each of its {} GPUs; start "
-                      "one process a rank with --rank and --store",
-                      ranks.world, gpus));
+    CROSSDOCK_TRY(config, base::Config::load());
+    if (ranks.world > gpus && !config.boolean("symm.share_gpus"))
+      return invalid_argument(fmt::format(
+          "--world {}: one process has at most one rank for each of its {} GPUs; start "
+          "one process a rank with --rank and --store, or let ranks share GPUs (setting "
+          "symm.share_gpus): their times are not those of a wire then",
+          ranks.world, gpus));
     return ranks;
   }
   if (options.world == 0 || options.store.empty())
@@ -67,8 +69,10 @@ Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t t
     const std::uint32_t n = options.expand_sms[i];
     const std::string own = suffix + (i == 0 ? "" : fmt::format("_{}copy", n));
     CROSSDOCK_TRY(copying, ranks_of(options, gpus, own + "_expanded"));
-    CROSSDOCK_TRY(
-        rig, EpBenchRig::create(options, copying, {.tokens = tokens, .sms = sms, .expand_sms = n}));
+    CROSSDOCK_TRY(rig,
+                  EpBenchRig::create(
+                      options, copying,
+                      {.tokens = tokens, .sms = sms, .expand_sms = n != 0 ? n : ep::kAutoSms}));
     CROSSDOCK_CHECK_OK(rig.verify(deadline));
     CROSSDOCK_CHECK_OK(measure_expanded(rig, options, own, figures, deadline));
   }
@@ -105,6 +109,7 @@ Result<> measure(const EpBench& options, FigureReport& report) {
   const std::uint32_t world = options.world > 0 ? options.world : gpus;
   report.facts.emplace_back("world", std::to_string(world));
   report.facts.emplace_back("processes", options.rank ? std::to_string(world) : "1");
+  if (!options.rank && world > gpus) report.facts.emplace_back("gpus_shared", std::to_string(gpus));
   report.facts.emplace_back("hidden", std::to_string(options.hidden));
   report.facts.emplace_back("experts", std::to_string(options.experts));
   report.facts.emplace_back("top_k", std::to_string(options.top_k));
@@ -116,6 +121,12 @@ Result<> measure(const EpBench& options, FigureReport& report) {
                             std::to_string(sms != 0 ? sms : ep::default_dispatch_sms(world)));
   report.facts.emplace_back("combine_sms",
                             std::to_string(sms != 0 ? sms : ep::default_combine_sms(world)));
+  if (options.expanded) {
+    const std::uint32_t copies = options.expand_sms.front();
+    report.facts.emplace_back(
+        "expand_sms",
+        std::to_string(copies != 0 ? copies : ep::default_expand_sms(world, options.top_k)));
+  }
   report.facts.emplace_back("tokens", std::to_string(options.tokens.front()));
   for (const std::uint32_t tokens : options.tokens)
     for (const std::uint32_t blocks : options.sms)
@@ -187,9 +198,11 @@ void add_ep(CLI::App& group) {
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");
   sub->add_flag("--expanded", options->expanded,
                 "dispatch into the expanded layout too, and combine from it");
-  sub->add_option("--expand-sms", options->expand_sms,
-                  "multiprocessors that copy rows by expert beside a dispatch, e.g. 32 24 48")
-      ->check(CLI::Range(1, 120));
+  sub->add_option(
+         "--expand-sms", options->expand_sms,
+         "multiprocessors that copy rows by expert beside a dispatch, e.g. 32 24 48; 0: the "
+         "library's choice")
+      ->check(CLI::Range(0, 120));
   sub->add_flag("--beside-gemm", options->beside_gemm,
                 "dispatch and combine beside a product on the other multiprocessors too");
   sub->add_flag("--overlap", options->overlap, "launches that overlap the one before them");

@@ -38,7 +38,8 @@ struct EpBench {
   bool skewed = false;    // choices by a Zipf law instead of evenly
   bool push = false;      // combine by push too
   bool expanded = false;  // dispatch into the expanded layout too, and combine from it
-  std::vector<std::uint32_t> expand_sms = {32};  // Options::expand_sms there, each in its group
+  // Options::expand_sms there, each in its group; 0: kAutoSms.
+  std::vector<std::uint32_t> expand_sms = {0};
   bool beside_gemm = false;  // dispatch and combine beside a product on the other SMs too
   bool overlap = false;      // Options::overlap_launches
   bool host_counts = true;

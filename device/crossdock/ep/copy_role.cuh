@@ -1,29 +1,32 @@
 // The blocks of ep_dispatch_expanded that copy rows to their places while others are on their way.
 //
-//   sources                          a block that copies, with a piece of the rows
-//     ends                     ->    how many rows there will be
-//     told[kSelections]        ->    their ids, weights and token numbers are here
-//                                    choices of the piece -> pieces[block] = {epoch, n of each
-//                                    expert} pieces of all blocks -> places of its choices
-//                                    (expert_lists) weights and sources of the piece; padding
-//     rows, flags[row]         ->    whatever has come: bulk load -> stage -> bulk stores to places
-//     told[kScales]            ->    scales of the piece, by warps of their own
+//   sources                          a block that copies
+//     ends, told[kSelections]  ->    how many rows there will be, their ids, weights and token
+//                                    numbers (copy_sources)
+//                                    choices of a piece of the rows -> pieces[block] = {epoch, n of
+//                                    each expert}; pieces of all blocks -> places of its choices
+//                                    (expert_lists); listed[block] = epoch
+//                                    weights and sources of the piece; padding
+//                                    listed of all blocks
+//     rows, flags[row]         ->    whatever has come of the rows dealt to it (rows_to_come):
+//                                    bulk load -> stage -> bulk stores to places
+//     told[kScales]            ->    scales of those rows, by warps of their own
 //
 // With a cast scales come with the rows, and are copied after them.
 //
+// With a routing that is used again ids, weights and token numbers are those of the earlier
+// dispatch.
+//
 // Blocks that copy wait for each other's pieces, so all must be resident; nobody but the end of the
-// launch waits for them. The rows of a piece come all the time, not in their order: sources send
-// from all of their blocks at once. So a warp looks at the flags of all its rows and takes what is
-// there.
+// launch waits for them. Rows come all the time, not in their order: sources send from all of their
+// blocks at once. So a warp looks at the flags of all its rows and takes what is there.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/epoch.cuh>
-#include <crossdock/ep/dispatch_block.cuh>
+#include <crossdock/ep/copy_sources.cuh>
 #include <crossdock/ep/expert_lists.cuh>
 #include <crossdock/ep/place_copies.cuh>
 #include <crossdock/ep/rows_to_come.cuh>
-#include <crossdock/layout/ep_expanded.cuh>
 
 namespace crossdock::device {
 
@@ -33,39 +36,49 @@ struct EpCopyBlock {
   static constexpr u32 kWarps = kConfig.warps();
   static constexpr u32 kThreads = kConfig.threads();
   static constexpr u32 kStages = kConfig.copy_stages;
-  static constexpr u32 kRowsAtOnce = 8;  // of scales, of a warp
   // Of the warps, those that copy scales that come apart from the rows.
   static constexpr u32 kScaleWarps = max_of(kWarps * 3 / 10, 1u);
-  using Lists = EpExpertLists<kWarps>;
+  using Lists = EpExpertLists<kWarps, EpArriving>;
+  enum class Copied : u32 { kYes, kNoRoom, kAborted };
 
   const EpExpandedDispatchParams& p;
   Block& b;
   EpCopyShared shared;
-  EpArrived arrived{};
+  EpCopySources<Block> sources;
+  EpArriving arrived{};
   EpReceivedRows from{};
   u32 index;               // of the block among those that copy
   u32 blocks;              // that copy
-  u32 first = 0, end = 0;  // rows of the block
+  u32 first = 0, end = 0;  // rows whose choices the block lists
+  EpTurns turns{};         // of rows that it copies
+  u64 needed = 0;          // places, or rows of an expert
   u32 warp, lane;
 
   CROSSDOCK_DEVICE EpCopyBlock(const EpExpandedDispatchParams& params, Block& block)
       : p(params),
         b(block),
         shared(ep_copy_shared(kConfig, block.world(), params.dispatch.experts.most())),
+        sources{params, block, block.template at<u32>(shared.ends),
+                block.template at<u32>(shared.heard),
+                block_index() - params.dispatch.tokens.blocks},
         index(block_index() - params.dispatch.tokens.blocks),
         blocks(grid_size() - params.dispatch.tokens.blocks),
         warp(ptx::uniform(warp_index())),
         lane(lane_index()) {
     const EpOutputLayout& out = p.dispatch.output;
     const u8* here = p.dispatch.view.template at<u8>(p.dispatch.output_offset);
-    arrived.ids = reinterpret_cast<const i32*>(here + out.ids);
-    arrived.weights = reinterpret_cast<const float*>(here + out.weights);
+    const bool again = block.reuses();
+    arrived.ids = again ? p.earlier_ids : reinterpret_cast<const i32*>(here + out.ids);
+    arrived.weights =
+        again ? p.earlier_weights : reinterpret_cast<const float*>(here + out.weights);
     arrived.world = b.world();
     arrived.experts = p.dispatch.experts.count(b.rank());
     arrived.top_k = p.dispatch.input.top_k;
+    arrived.stride = p.dispatch.stride;
+    arrived.ends = sources.ends;
     from = {.rows = here + out.rows,
             .scales = here + out.scales,
-            .tokens = reinterpret_cast<const u32*>(here + out.sources),
+            .tokens = again ? p.earlier_tokens : reinterpret_cast<const u32*>(here + out.sources),
             .row_bytes = out.row_bytes,
             .scale_bytes = out.scale_bytes,
             .scale_columns = out.scale_columns};
@@ -79,41 +92,63 @@ struct EpCopyBlock {
     u32* epoch = b.template at<u32>(shared.epoch);
     const bool leads = thread_index() == 0;
     if (leads) *epoch = enter_epoch(&p.dispatch.state->dispatch);
-    const ThreadGroup all = ThreadGroup::block();
-    if (all.any(leads && aborted(p.dispatch.common))) return;
+    if (ThreadGroup::block().any(leads && aborted(p.dispatch.common))) return;
     b.epoch = *epoch;
-    const bool ends_known = !all.any(!take_ends());
-    if (!ends_known || all.any(!wait_told(EpTold::kSelections, thread_index(), kThreads))) return;
-    const u32 rows = ends()[b.world() - 1];
-    const u32 piece = ceil_div(rows, blocks);
-    first = min_of(index * piece, rows);
-    end = min_of(first + piece, rows);
+    b.masked = masked_ranks(p.dispatch.masking);
+    if (!sources.find()) return;
+    for (u32 turn = 0;; ++turn) {
+      const Copied copied = copy(turn, pipe);
+      if (copied == Copied::kAborted) return;
+      // Who has come is asked for where it may have changed, and before a fault is raised: so that
+      // no other rank suffers from a lack of room.
+      const bool asks = sources.late() || (copied == Copied::kNoRoom && index == 0);
+      u32 came = 0;
+      if (!asks || !sources.hear(EpCopyWord::kDecided, came)) return;
+      if (came != sources.taken) {
+        sources.take_only(came);
+        continue;
+      }
+      if (copied == Copied::kNoRoom && index == 0 && leads)
+        raise_fault(p.dispatch.common, {Phase::kRoom, b.rank(), room()}, needed, 0);
+      return;
+    }
+  }
+
+ private:
+  CROSSDOCK_DEVICE u64 room() const {
+    return p.to.rows_per_expert == 0 ? p.to.places : p.to.rows_per_expert;
+  }
+  // Lists and copies of the sources that count. By all threads, which agree.
+  CROSSDOCK_DEVICE Copied copy(u32 turn, EpCopyPipe& pipe) {
+    const ThreadGroup all = ThreadGroup::block();
+    const auto piece = sources.piece(blocks);
+    first = piece.first;
+    end = piece.end;
+    turns = {index, blocks, sources.rows()};
     Lists lists(arrived, p.grouping, b.template at<u32>(shared.lists), first * arrived.top_k,
                 end * arrived.top_k);
     lists.take(0);
     lists.count();
-    if (all.any(!exchange(lists))) return;
+    if (all.any(!exchange(lists, turn))) return Copied::kAborted;
     lists.begin();
     lists.write_ends(index, blocks);
-    if (arrived.experts == 0 && index == 0 && leads) lists.write_none();
+    if (arrived.experts == 0 && index == 0 && thread_index() == 0) lists.write_none();
     lists.write();
-    all.sync();  // positions are known to all
-    // Otherwise ep_dispatch_expanded reports it when the dispatch has ended well.
-    if (!ep_has_room(p.to, lists.begins[lists.turn], lists.turn,
-                     [&](u32 expert) { return lists.total[expert]; }))
-      return;
+    all.sync();
+    needed = p.to.rows_per_expert == 0 ? lists.begins[lists.turn] : lists.most();
+    if (needed > room()) return Copied::kNoRoom;  // all blocks agree
+    if (thread_index() == 0) ep_put_copy_word(p.words + words().listed(turn, index), b.epoch, 0);
     write_selections(lists);
     clear_padding(lists);
+    if (all.any(!wait_listed(turn))) return Copied::kAborted;
     const u32 apart = kConfig.cast || p.to.scales == nullptr ? 0 : kScaleWarps;
     const u32 row_warps = kWarps - apart;
     const bool ok = warp < row_warps ? copy_rows(lists, pipe, row_warps)
                                      : copy_told_scales(lists, warp - row_warps);
-    if (all.any(!ok) || !kConfig.cast) return;
-    copy_scales(lists, warp, kWarps);
+    if (all.any(!ok)) return Copied::kAborted;
+    if (kConfig.cast) copy_scales(lists, warp, kWarps);
+    return Copied::kYes;
   }
-
- private:
-  CROSSDOCK_DEVICE u32* ends() const { return b.template at<u32>(shared.ends); }
   CROSSDOCK_DEVICE EpCopyPipe make_pipe() const {
     return {.common = p.dispatch.common,
             .from = from,
@@ -124,44 +159,18 @@ struct EpCopyBlock {
             .part_bytes = p.part_bytes};
   }
 
-  // ---- what the sources tell --------------------------------------------------------------------
+  // ---- lists ------------------------------------------------------------------------------------
 
-  // Where the rows of each source end. False when the rank aborts. A source may first wait for a
-  // rank that is missing: with the longer deadline, the blocks that dispatch here find out which.
-  CROSSDOCK_DEVICE bool take_ends() const {
-    if (warp != 0 || lane >= b.world()) return true;
-    u64 word = 0;
-    const bool told = wait_until(
-        p.dispatch.common, {Phase::kRowFlag, lane, b.epoch & 0xffffu},
-        [&] { return word = ptx::ld_relaxed_sys(b.end_word(lane)); },
-        [&](u64 seen) { return tagged_with(seen, b.epoch); });
-    if (!told) return false;
-    const u64 value = word & kTaggedValueMask;
-    if (ep_is_given_up(value)) return b.pass_on(lane, value);
-    ends()[lane] = static_cast<u32>(value);
-    return true;
-  }
-  // All blocks of all sources have told it, those dealt to the calling one of so many threads; what
-  // they wrote before is visible after a barrier.
-  CROSSDOCK_DEVICE bool wait_told(EpTold what, u32 thread, u32 threads) const {
-    const u32 most = p.dispatch.most_blocks;
-    bool told = true;
-    for (u32 i = thread; i < b.world() * most && told; i += threads) {
-      const u32 source = i / most, block = i % most;
-      if (block < p.dispatch.source_blocks[source])
-        told = wait_flag(p.dispatch.common, b.told_word(what, source, block), b.epoch, source);
-    }
-    return told;
-  }
   // The counts of this piece to the other blocks, and theirs to the lists.
-  CROSSDOCK_DEVICE bool exchange(const Lists& lists) const {
-    const u64 most = p.dispatch.areas.most_experts;
+  CROSSDOCK_DEVICE bool exchange(const Lists& lists, u32 turn) const {
+    // What blocks have copied in the turn before comes before what any copies in this one.
+    if (turn != 0) ptx::fence_acq_rel_gpu();
     for (u32 i = thread_index(); i < lists.turn; i += kThreads)
-      put_epoch_word(p.pieces + index * most + i, b.epoch, lists.in_piece(i));
+      put_epoch_word(p.words + words().piece(turn, index) + i, b.epoch, lists.in_piece(i));
     bool got = true;
     for (u32 i = thread_index(); i < blocks * lists.turn && got; i += kThreads) {
       const u32 piece = i / lists.turn, expert = i % lists.turn;
-      const u64* word = p.pieces + piece * most + expert;
+      const u64* word = p.words + words().piece(turn, piece) + expert;
       u64 seen = 0;
       got = wait_until(
           p.dispatch.common, {Phase::kGridSync, kNoPeer, b.epoch},
@@ -169,8 +178,23 @@ struct EpCopyBlock {
           [&](u64 now) { return word_epoch(now) == b.epoch; });
       if (got) lists.tell(expert, word_value(seen), piece < index);
     }
+    if (turn != 0) {
+      ptx::fence_acq_rel_gpu();
+      ptx::fence_proxy_async();
+    }
     return got;
   }
+
+  // Whatever any block has listed can be read after a barrier. False when the rank aborts.
+  CROSSDOCK_DEVICE bool wait_listed(u32 turn) const {
+    bool listed = true;
+    u32 unused = 0;
+    for (u32 i = thread_index(); i < blocks && listed; i += kThreads)
+      listed =
+          ep_wait_copy_word(p.dispatch.common, p.words + words().listed(turn, i), b.epoch, unused);
+    return listed;
+  }
+  CROSSDOCK_DEVICE EpCopyWords words() const { return {blocks, p.dispatch.areas.most_experts}; }
 
   // ---- what is known before the rows ------------------------------------------------------------
 
@@ -185,22 +209,16 @@ struct EpCopyBlock {
     if (p.to.weights == nullptr && p.to.sources == nullptr) return;
     const u32 stop = end * arrived.top_k;
     for (u32 choice = first * arrived.top_k + thread_index(); choice < stop; choice += kThreads) {
-      const u64 place = place_of(lists, choice);
-      if (place == kNoPlace) continue;
       const u32 row = choice / arrived.top_k;
+      const u64 place = arrived.holds(row) ? place_of(lists, choice) : kNoPlace;
+      if (place == kNoPlace) continue;
       if (p.to.weights != nullptr)
         ptx::st_weak(p.to.weights + place, ptx::ld_weak(arrived.weights + choice));
       if (p.to.sources == nullptr) continue;
-      u32 source = 0;
-      while (ends()[source] <= row)
-        ++source;
-      put_source(place,
-                 {static_cast<i32>(source), static_cast<i32>(ptx::ld_weak(from.tokens + row))});
+      ep_put_source(p.to, place,
+                    {static_cast<i32>(arrived.source_of(row)),
+                     static_cast<i32>(ptx::ld_weak(from.tokens + row))});
     }
-  }
-  CROSSDOCK_DEVICE void put_source(u64 place, EpSource source) const {
-    ptx::st_weak(&p.to.sources[place].rank, source.rank);
-    ptx::st_weak(&p.to.sources[place].token, source.token);
   }
   // Of the experts dealt to this block.
   CROSSDOCK_DEVICE void clear_padding(const Lists& lists) const {
@@ -208,17 +226,8 @@ struct EpCopyBlock {
       u32 stop = lists.begins[i + 1];
       if (p.to.rows_per_expert != 0) stop = min_of(stop, lists.begins[i] + p.to.rows_per_expert);
       for (u32 at = lists.begins[i] + lists.total[i]; at < stop; ++at)
-        clear(ep_target(at, i, lists.begins[i], p.to.rows_per_expert));
+        ep_clear_place(p.to, from, ep_target(at, i, lists.begins[i], p.to.rows_per_expert));
     }
-  }
-  // By a warp.
-  CROSSDOCK_DEVICE void clear(u64 place) const {
-    ep_clear_row(p.to, place, from.row_bytes);
-    for (u32 word = lane; p.to.scales != nullptr && word < from.scale_bytes / 4; word += kWarpSize)
-      ptx::st_weak(ep_place_scale(p.to, place, word), 0u);
-    if (lane != 0) return;
-    if (p.to.weights != nullptr) ptx::st_weak(p.to.weights + place, 0.0f);
-    if (p.to.sources != nullptr) put_source(place, {-1, -1});
   }
 
   // ---- rows -------------------------------------------------------------------------------------
@@ -232,7 +241,7 @@ struct EpCopyBlock {
     struct Unit {
       u32 row, part;
     };
-    EpRowsToCome<Block> coming(b, ends(), {first + warp * EpRowsToCome<Block>::kTurn, end, warps});
+    EpRowsToCome<Block> coming(sources, arrived, {turns, warp, warps});
     Unit now{kNoRow, 0};  // is loaded and not yet stored
     bool ok = true;
     while (ok) {
@@ -255,38 +264,25 @@ struct EpCopyBlock {
 
   // By the `of`-th of the warps that do nothing else. False when the rank aborts; the lanes agree.
   CROSSDOCK_DEVICE bool copy_told_scales(const Lists& lists, u32 of) const {
-    const bool told = wait_told(EpTold::kScales, lane, kWarpSize);
+    const bool told = sources.wait_told(EpTold::kScales, lane, kWarpSize);
     if (ptx::any(kFullMask, !told)) return false;
     ptx::sync_warp(kFullMask);  // what each lane has acquired is for all
     copy_scales(lists, of, kScaleWarps);
     return true;
   }
-  // Several rows of a warp at a time, so that their loads are on their way together.
+  // Of the block's rows, those of every `warps`-th turn.
   CROSSDOCK_DEVICE void copy_scales(const Lists& lists, u32 of, u32 warps) const {
     if (p.to.scales == nullptr) return;
-    const u32 words = from.scale_bytes / 4;
-    for (u32 row = first + of * kRowsAtOnce; row < end; row += warps * kRowsAtOnce) {
-      u64 places[kRowsAtOnce];
+    for (u32 turn = of; turn < turns.count(); turn += warps) {
+      const u32 begin = turns.first(turn);
+      const u32 count = begin < turns.rows ? min_of(turns.rows - begin, EpTurns::kRows) : 0;
+      EpScaleRows<EpTurns::kRows> rows{.count = count};
       CROSSDOCK_UNROLL
-      for (u32 j = 0; j < kRowsAtOnce; ++j)
-        places[j] = row + j < end ? lane_place(lists, row + j) : kNoPlace;
-      for (u32 at = 0; at < words; at += kWarpSize) {
-        u32 values[kRowsAtOnce]{};
-        CROSSDOCK_UNROLL
-        for (u32 j = 0; j < kRowsAtOnce; ++j)
-          if (row + j < end && at + lane < words)
-            values[j] = ep_scale_word(from, row + j, at + lane);
-        CROSSDOCK_UNROLL
-        for (u32 j = 0; j < kRowsAtOnce; ++j)
-          put_scales(places[j], at + lane, at + lane < words, values[j]);
+      for (u32 j = 0; j < EpTurns::kRows; ++j) {
+        rows.rows[j] = j < count ? sources.row_at(begin + j) : 0;
+        rows.places[j] = j < count ? lane_place(lists, rows.rows[j]) : kNoPlace;
       }
-    }
-  }
-  // The lane's word to all places of the row.
-  CROSSDOCK_DEVICE void put_scales(u64 place, u32 word, bool inside, u32 value) const {
-    for (u32 left = ptx::ballot(kFullMask, place != kNoPlace); left != 0; left &= left - 1) {
-      const u64 to = ptx::shuffle(kFullMask, place, lowest_bit(left));
-      if (inside) ptx::st_weak(ep_place_scale(p.to, to, word), value);
+      rows.copy(p.to, from);
     }
   }
 };

@@ -7,13 +7,14 @@
 
 namespace crossdock::device {
 
-// By all threads of one of the first `tokens.blocks` blocks. False when the rank aborts.
+// By all threads of one of the first `tokens.blocks` blocks. False when the rank aborts. `block`
+// knows its epoch and who is masked afterwards.
 template <EpDispatchConfig kConfig>
-CROSSDOCK_DEVICE bool ep_run_dispatch(const EpDispatchParams& p) {
+CROSSDOCK_DEVICE bool ep_run_dispatch(EpDispatchBlock<kConfig>& block) {
   using Block = EpDispatchBlock<kConfig>;
+  const EpDispatchParams& p = block.p;
   const ThreadGroup all = ThreadGroup::block();
   constexpr u32 kEpochThread = (kConfig.dispatch_warps - 1) * kWarpSize;
-  Block block(p);
   const u32 warp = ptx::uniform(warp_index());
   const bool dispatches = warp < kConfig.dispatch_warps;
   const bool flags =

@@ -19,14 +19,15 @@
 
 namespace crossdock::device {
 
-template <u32 kWarps>
+// `Arrived`: EpArrived, or one that knows better which rows there are (`holds`).
+template <u32 kWarps, class Arrived = EpArrived>
 struct EpExpertLists {
   static constexpr u32 kThreads = kWarps * kWarpSize;
   static constexpr u32 kRange = kEpListRange;
   static constexpr u32 kBatch = 4;  // loads in flight of a thread
   static constexpr u32 kNone = 0xffffffffu;
 
-  const EpArrived& arrived;
+  const Arrived& arrived;
   const EpGrouping& to;
   u32* counts;  // shared [kWarps][width], as ep_list_shared_bytes
   u32* before;  // shared [width]
@@ -42,7 +43,7 @@ struct EpExpertLists {
   u32 lane;
 
   // The block has the choices from `begin` to `stop`.
-  CROSSDOCK_DEVICE EpExpertLists(const EpArrived& rows, const EpGrouping& lists, u32* shared,
+  CROSSDOCK_DEVICE EpExpertLists(const Arrived& rows, const EpGrouping& lists, u32* shared,
                                  u32 begin, u32 stop)
       : arrived(rows), to(lists), counts(shared), warp(warp_index()), lane(lane_index()) {
     width = min_of(rows.experts, kRange);
@@ -95,6 +96,13 @@ struct EpExpertLists {
       }
     }
     ThreadGroup::block().sync();
+  }
+  // Choices of the expert of the turn that has most. Any thread, after begin().
+  CROSSDOCK_DEVICE u32 most() const {
+    u32 out = 0;
+    for (u32 expert = 0; expert < turn; ++expert)
+      out = max_of(out, total[expert]);
+    return out;
   }
   // The warp's choices to their places.
   CROSSDOCK_DEVICE void write() const {

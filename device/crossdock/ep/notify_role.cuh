@@ -83,8 +83,8 @@ struct EpNotifyWarp {
 
   // Of a block without tokens, by one warp.
   CROSSDOCK_DEVICE void tell_nothing() const {
-    tell(EpTold::kSelections);
-    tell(EpTold::kScales);
+    tell(EpTold::kSelections, b.talks_to(lane));
+    tell(EpTold::kScales, b.talks_to(lane));
   }
 
  private:
@@ -93,15 +93,16 @@ struct EpNotifyWarp {
   // two launches behind, and read its words of that parity.
   CROSSDOCK_DEVICE bool counts_early() const { return b.few() && !b.reuses() && !b.fixed(); }
 
-  // By one warp: what all notify warps have written, and met after, is at every rank.
-  CROSSDOCK_DEVICE void tell(EpTold what) const {
-    if (!b.talks_to(lane)) return;
+  // By one warp: what all notify warps have written, and met after, is at every rank that is told.
+  CROSSDOCK_DEVICE void tell(EpTold what, bool told) const {
+    if (!told) return;
     ptx::st_release_sys(b.p.view.map(b.told_word(what, b.rank(), b.block), lane), b.epoch);
   }
   // By the notify warps together; nothing when one of them has failed.
   CROSSDOCK_DEVICE void tell_all(EpTold what, bool ok) const {
     const ThreadGroup group{kBarrier, kFirstThread, kThreads};
-    if (!group.any(!ok) && warp == 0) tell(what);
+    // A rank that did not come in time is told nothing: it may still read what came before.
+    if (!group.any(!ok) && warp == 0) tell(what, b.talks_to(lane) && b.output(lane) != nullptr);
   }
 
   // The rank `source` has read all that it needed of what the slot's input held before.

@@ -88,12 +88,56 @@ CROSSDOCK_DEVICE u32* ep_place_scale(const EpExpanded& to, u64 place, u32 word) 
              ? reinterpret_cast<u32*>(to.scales) + u64{word} * to.scale_stride + place
              : reinterpret_cast<u32*>(to.scales + place * to.scale_stride) + word;
 }
+// The scales of several rows to their places, so that their loads are on their way together. By a
+// warp.
+template <u32 kRows>
+struct EpScaleRows {
+  u32 count;  // of the rows
+  u32 rows[kRows]{};
+  u64 places[kRows]{};  // of the lane's choice; kNoPlace: none
+
+  CROSSDOCK_DEVICE void copy(const EpExpanded& to, const EpReceivedRows& from) const {
+    const u32 words = from.scale_bytes / 4;
+    for (u32 word = lane_index(); word - lane_index() < words; word += kWarpSize) {
+      u32 values[kRows]{};
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kRows; ++j)
+        if (j < count && word < words) values[j] = ep_scale_word(from, rows[j], word);
+      CROSSDOCK_UNROLL
+      for (u32 j = 0; j < kRows; ++j)
+        put(to, places[j], word, word < words, values[j]);
+    }
+  }
+  // The lane's word to all places of the row.
+  CROSSDOCK_DEVICE static void put(const EpExpanded& to, u64 place, u32 word, bool inside,
+                                   u32 value) {
+    for (u32 left = ptx::ballot(kFullMask, place != kNoPlace); left != 0; left &= left - 1) {
+      const u64 at = ptx::shuffle(kFullMask, place, lowest_bit(left));
+      if (inside) ptx::st_weak(ep_place_scale(to, at, word), value);
+    }
+  }
+};
 // Zeroes the row of a place. By a warp.
 CROSSDOCK_DEVICE void ep_clear_row(const EpExpanded& to, u64 place, u32 row_bytes) {
   if (to.rows == nullptr) return;
   auto* row = reinterpret_cast<U32x4*>(to.rows + place * to.row_stride);
   for (u32 i = lane_index(); i < row_bytes / sizeof(U32x4); i += kWarpSize)
     ptx::st_weak(row + i, U32x4{});
+}
+
+CROSSDOCK_DEVICE void ep_put_source(const EpExpanded& to, u64 place, EpSource source) {
+  ptx::st_weak(&to.sources[place].rank, source.rank);
+  ptx::st_weak(&to.sources[place].token, source.token);
+}
+// Zeroes all that a place has: it is padding. By a warp.
+CROSSDOCK_DEVICE void ep_clear_place(const EpExpanded& to, const EpReceivedRows& from, u64 place) {
+  ep_clear_row(to, place, from.row_bytes);
+  const u32 words = to.scales == nullptr ? 0 : from.scale_bytes / 4;
+  for (u32 word = lane_index(); word < words; word += kWarpSize)
+    ptx::st_weak(ep_place_scale(to, place, word), 0u);
+  if (lane_index() != 0) return;
+  if (to.weights != nullptr) ptx::st_weak(to.weights + place, 0.0f);
+  if (to.sources != nullptr) ep_put_source(to, place, {-1, -1});
 }
 
 }  // namespace crossdock::device

@@ -35,7 +35,8 @@ namespace crossdock::device::kernel {
 template <EpDispatchConfig kConfig>
 CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads(), 1)
     ep_dispatch(CROSSDOCK_PARAMS(EpDispatchParams, p)) {
-  ep_run_dispatch<kConfig>(p);
+  EpDispatchBlock<kConfig> block(p);
+  ep_run_dispatch(block);
 }
 
 }  // namespace crossdock::device::kernel

@@ -132,14 +132,6 @@ struct EpExpanded {
   u32 rows_per_expert;
   bool scales_by_column;
 };
-// Whether there is room: `end` of all places; `total(expert)`: choices of each.
-template <class Total>
-CROSSDOCK_DEVICE bool ep_has_room(const EpExpanded& to, u32 end, u32 experts, const Total& total) {
-  if (to.rows_per_expert == 0) return end <= to.places;
-  for (u32 expert = 0; expert < experts; ++expert)
-    if (total(expert) > to.rows_per_expert) return false;
-  return true;
-}
 struct EpExpandRowsParams {
   LaunchCommon common;
   EpArrived arrived;
@@ -147,7 +139,7 @@ struct EpExpandRowsParams {
   EpReceivedRows from;
   EpExpanded to;
   u32 parts;       // of a row
-  u32 part_bytes;  // a multiple of 16; the last may be shorter
+  u32 part_bytes;  // ep_part_bytes; the last may be shorter
 };
 
 }  // namespace crossdock::device

@@ -76,7 +76,7 @@ struct DispatchOptions {
   std::uint64_t input_room = 0;  // bytes
   // Where copies of the rows go, expert by expert: as if group_rows and expand_rows followed, whose
   // lists Group::grouped tells. With Options::expand_sms rows are copied while others are on their
-  // way, except on the small path and with `routing`. Each rank chooses for itself. Choices for
+  // way, except on the small path; results are the same. Each rank chooses for itself. Choices for
   // which there is no room are a fault of this rank when its dispatch has run. Not for halves.
   const Expanded* expanded = nullptr;
 };

@@ -28,6 +28,9 @@ enum class Path : std::uint8_t {
   kLarge,  // counts first: rows lie one after the other
 };
 
+// Options::expand_sms: as many as default_expand_sms() says.
+inline constexpr std::uint32_t kAutoSms = ~std::uint32_t{0};
+
 // The same on every rank of the group.
 struct Options {
   std::uint32_t experts = 0;     // of all ranks, dealt to them in contiguous ranges
@@ -81,9 +84,10 @@ struct Options {
   // Rows by expert (Group::group_rows): each expert's begin at a multiple of it. 0: not wanted.
   std::uint32_t expert_alignment = 0;
   // SMs that copy rows to the places of their choices while others are on their way, besides those
-  // of dispatch, where a dispatch is asked for it (DispatchOptions::expanded); 64 were the fastest
-  // tried. Every dispatch of the large path then tells its rows one by one. 0: copies follow the
-  // dispatch. Needs expert_alignment, at most 256 experts a rank, and no masks.
+  // of dispatch, where a dispatch is asked for it (DispatchOptions::expanded). Every dispatch of
+  // the large path then tells its rows one by one. 0: copies follow the dispatch. kAutoSms:
+  // default_expand_sms(), or 0 with more than 256 experts a rank, where a number is refused. Fewer
+  // than half of that are slower than copies afterwards. Needs expert_alignment.
   std::uint32_t expand_sms = 0;
   // A dispatch or a combine may start while the kernel before it in its stream still runs
   // (programmatic dependent launch): it prepares itself and waits before it reads anything. Saves
@@ -101,6 +105,11 @@ struct Options {
 CROSSDOCK_API std::uint32_t default_dispatch_sms(std::uint32_t world);
 // As many as pulled best on four ranks, 8, with the local share in the same proportion.
 CROSSDOCK_API std::uint32_t default_combine_sms(std::uint32_t world);
+
+// To copy rows beside a dispatch of tokens with `top_k` choices: half as many again as keep pace
+// with the rows that arrive, at 41 GB/s each; 40 for four ranks and eight choices. The more copies
+// a row has, the more: 104, the most, for one rank with eight.
+CROSSDOCK_API std::uint32_t default_expand_sms(std::uint32_t world, std::uint32_t top_k);
 
 // Memory of one rank, in bytes.
 struct Sizes {

@@ -223,51 +223,6 @@ TEST_F(EpGpu, ExpandedAndMaskedCopies) {
   }
 }
 
-// Beside the dispatch, in turns with plain ones, the same memory written again and again.
-TEST_F(EpGpu, CopiesBesideADispatch) {
-  EpCase c = large(777);
-  c.world = world_;
-  c.experts = 32;
-  c.scale_bytes = 224;
-  EpGroupRig r = rig(c, [](ep::Options& o) {
-    o.expert_alignment = 16;
-    o.expand_sms = 24;
-  });
-  r.load(EpInputs(c, 1));
-  std::vector<EpExpandedMemory> memory;
-  for (const auto& handle : r.dispatch()) {
-    const auto grouped = r.group().group_rows(handle).value();
-    memory.emplace_back(r.rank(handle.rank()), handle, grouped,
-                        EpExpandedShape{.places = grouped.places,
-                                        .experts = c.expert_map().count(handle.rank()),
-                                        .top_k = c.top_k,
-                                        .world = world_,
-                                        .alignment = 16});
-  }
-  ASSERT_NO_FATAL_FAILURE(r.synchronize());
-  for (u32 round = 0; round < 12; ++round) {
-    const EpInputs inputs(c, round + 2);
-    r.load(inputs);
-    if (round % 4 == 3) {
-      const auto plain = r.dispatch();
-      ASSERT_NO_FATAL_FAILURE(r.synchronize());
-      continue;
-    }
-    std::vector<ep::Handle> handles;
-    for (u32 rank = 0; rank < world_; ++rank) {
-      memory[rank].fill(ep_soon());
-      const ep::Expanded to = memory[rank].to();
-      handles.push_back(r.group().dispatch(rank, r.tokens(rank), {.expanded = &to}).value());
-    }
-    ASSERT_NO_FATAL_FAILURE(r.synchronize());
-    for (u32 rank = 0; rank < world_; ++rank) {
-      memory[rank].take(handles[rank], r.group().grouped(handles[rank]).value());
-      ASSERT_NO_FATAL_FAILURE(r.check(handles[rank], EpReference(c, inputs)));
-      ASSERT_NO_FATAL_FAILURE(memory[rank].check(ep_soon())) << "round " << round;
-    }
-  }
-}
-
 // ---- graphs ------------------------------------------------------------------------------------
 
 TEST_F(EpGpu, AThousandReplaysWithNewRouting) {

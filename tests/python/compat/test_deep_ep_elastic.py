@@ -26,6 +26,24 @@ def test_a_whole_round(kit, change, sync):
     run(2, whole_round, kit, Case(sync=sync, **change))
 
 
+# Copies by expert beside a dispatch, where the size of the output is known before: all is as without.
+@each_kit
+@pytest.mark.parametrize("change", [{}, {"fp8": True, "by_column": True}, {"sync": True}])
+def test_a_whole_round_with_copies_beside(monkeypatch, kit, change):
+    monkeypatch.setenv("CROSSDOCK_DEEP_EP_EXPAND_SMS", "2")
+    dispatched = []
+    dispatch = crossdock.ep.Group.dispatch
+
+    def noted(group, *arguments, **more):
+        dispatched.append((more.get("expanded") is not None, group.options.expand_sms))
+        return dispatch(group, *arguments, **more)
+
+    monkeypatch.setattr(crossdock.ep.Group, "dispatch", noted)
+    run(2, whole_round, kit, Case(**{"expand": True, "sync": False, **change}))
+    # Those with a handle always, the first one where no exact size is asked for.
+    assert dispatched.count((True, 2)) == 2 * (2 if change.get("sync") else 3)
+
+
 @pytest.mark.parametrize("world, expand", [(1, False), (4, True)])
 def test_other_worlds(world, expand):
     run(world, whole_round, NumPyKit(), Case(world=world, expand=expand, rounds=2))

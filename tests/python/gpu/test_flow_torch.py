@@ -11,25 +11,36 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from cases import Case, bf16_rows
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
-from test_ep_torch import (CASE, TIMEOUT, WORLD, Sent, check_received, dispatch, finite, identity_wanted,
-                           make_group, to_gpu, to_host)
+from test_ep_torch import (CASE, TIMEOUT, WORLD, Sent, all_idle, check_received, dispatch, finite,
+                           identity_wanted, make_group, to_gpu, to_host)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("change", [{}, {"payload": "cast", "scales_by_column": True},
                                     {"payload": "e4m3"}])
-def test_copies_by_expert_and_back(change, masked):
+@pytest.mark.parametrize("beside", [False, True])
+def test_copies_by_expert_and_back(change, masked, beside):
     case = Case(**{**CASE.__dict__, "alignment": 16, "max_tokens": 60, **change})
     per_expert = case.world * case.max_tokens * case.top_k if masked else 0
     sent = [Sent(case, r, 3) for r in range(WORLD)]
     plain = [of.plain for of in sent]
     want = [ref.dispatch(r, case.experts, plain, case.payload == "cast") for r in range(WORLD)]
-    with make_group(case) as group:
-        handles = dispatch(case, group, sent)
-        grouped = [group.group_rows(handle) for handle in handles]
-        copies = [group.expand_rows(handle, of, rows_per_expert=per_expert,
-                                    scales_by_column=case.scales_by_column)
-                  for handle, of in zip(handles, grouped)]
+    with make_group(case, expand_sms=24 if beside else 0) as group:
+        if beside:
+            copies = [group.expanded_for(of.rows, of.weights, scales=of.scales, rank=r,
+                                         cast=case.payload == "cast", rows_per_expert=per_expert,
+                                         scales_by_column=case.scales_by_column)
+                      for r, of in enumerate(sent)]
+            handles = [group.dispatch(of.rows, of.ids, of.weights, scales=of.scales, rank=r,
+                                      cast=case.payload == "cast", expanded=copies[r],
+                                      scales_by_column=case.scales_by_column)
+                       for r, of in enumerate(sent)]
+        else:
+            handles = dispatch(case, group, sent)
+            grouped = [group.group_rows(handle) for handle in handles]
+            copies = [group.expand_rows(handle, of, rows_per_expert=per_expert,
+                                        scales_by_column=case.scales_by_column)
+                      for handle, of in zip(handles, grouped)]
         group.synchronize(TIMEOUT)
         sums = []
         for r, got in enumerate(copies):
@@ -59,6 +70,40 @@ def test_copies_by_expert_and_back(change, masked):
         group.synchronize(TIMEOUT)
         for r, out in enumerate(outputs):
             np.testing.assert_array_equal(to_host(out), ref.combine(r, want, sums, len(plain[r].ids)))
+
+
+def test_copies_beside_a_dispatch_in_a_graph():
+    case = Case(**{**CASE.__dict__, "alignment": 16, "max_tokens": 60})
+    with make_group(case, expand_sms="auto") as group:
+        sent = [Sent(case, r, 3) for r in range(WORLD)]
+        copies = [group.expanded_for(of.rows, of.weights, rank=r) for r, of in enumerate(sent)]
+        dispatch(case, group, sent)  # nothing is compiled or allocated later
+        group.synchronize(TIMEOUT)
+        graphs, handles, sides = [], [], []
+        for r, of in enumerate(sent):
+            with torch.cuda.device(r):
+                graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(r)
+                side.wait_stream(torch.cuda.current_stream(r))
+                with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                    handles.append(group.dispatch(of.rows, of.ids, of.weights, expanded=copies[r], rank=r))
+                graphs.append(graph)
+                sides.append(side)
+        for seed in range(4, 9):
+            fresh = [Sent(case, r, seed) for r in range(WORLD)]
+            for r in range(WORLD):
+                for part in ("rows", "ids", "weights"):
+                    getattr(sent[r], part).copy_(getattr(fresh[r], part))
+            all_idle()
+            for r in range(WORLD):
+                with torch.cuda.device(r):
+                    graphs[r].replay()
+            all_idle()
+            group.check()
+            for r in range(WORLD):
+                want = ref.dispatch(r, case.experts, [of.plain for of in fresh])
+                expected = ref.expand_rows(want, ref.group_rows(want, case.alignment))
+                np.testing.assert_array_equal(to_host(copies[r].rows)[:len(expected.rows)], expected.rows)
+        del graphs
 
 
 def test_held_outputs_are_copied_when_slots_run_out():

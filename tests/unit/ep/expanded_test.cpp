@@ -19,13 +19,17 @@ struct Layout {
   u32 gap = 0;  // bytes between rows
   u32 expand_sms = 2;
   u32 slots = 2;
+  bool masks = false;  // of ranks, with a case that is `fixed`
 };
 
-ep::GroupOptions expanding(const EpCase& c, u32 expand_sms, u32 slots = 2) {
+ep::GroupOptions expanding(const EpCase& c, const Layout& layout) {
   auto options = ep_options(c, symm::Backend::kCpu);
   options.ep.expert_alignment = kAlignment;
-  options.ep.expand_sms = expand_sms;
-  options.ep.slots = slots;
+  options.ep.expand_sms = layout.expand_sms;
+  options.ep.slots = layout.slots;
+  if (!layout.masks) return options;
+  options.ep.masks = options.ep.mask_late = true;
+  options.ep.small_tokens = 0;
   return options;
 }
 
@@ -36,7 +40,7 @@ struct ExpandedRig {
   std::vector<EpExpandedMemory> memory;
 
   ExpandedRig(const EpCase& c, const Layout& layout)
-      : rig(EpGroupRig::create(c, expanding(c, layout.expand_sms, layout.slots)).value()) {
+      : rig(EpGroupRig::create(c, expanding(c, layout)).value()) {
     rig.load(EpInputs(c, 99));
     first = rig.dispatch();
     for (const auto& handle : first) {
@@ -48,10 +52,11 @@ struct ExpandedRig {
     }
     EXPECT_TRUE(rig.group().synchronize(ep_soon()).ok());
   }
-  // `like`: whose routing is used again.
-  std::vector<ep::Handle> dispatch(const std::vector<ep::Handle>* like = nullptr) {
+  // `like`: whose routing is used again; `gone`: ranks that do not come, a bit each.
+  std::vector<ep::Handle> dispatch(const std::vector<ep::Handle>* like = nullptr, u32 gone = 0) {
     std::vector<ep::Handle> handles;
     for (u32 r = 0; r < memory.size(); ++r) {
+      if ((gone >> r & 1u) != 0) continue;
       const ep::Expanded to = memory[r].to();
       handles.push_back(
           rig.group()
@@ -63,10 +68,11 @@ struct ExpandedRig {
   }
   void check(const std::vector<ep::Handle>& handles, const EpReference& reference) {
     ASSERT_NO_FATAL_FAILURE(rig.synchronize());
-    for (u32 r = 0; r < memory.size(); ++r) {
-      memory[r].take(handles[r], rig.group().grouped(handles[r]).value());
-      ASSERT_NO_FATAL_FAILURE(rig.check(handles[r], reference)) << "rank " << r;
-      ASSERT_NO_FATAL_FAILURE(memory[r].check(ep_soon())) << "rank " << r;
+    for (const auto& handle : handles) {
+      EpExpandedMemory& of = memory[handle.rank()];
+      of.take(handle, rig.group().grouped(handle).value());
+      ASSERT_NO_FATAL_FAILURE(rig.check(handle, reference)) << "rank " << handle.rank();
+      ASSERT_NO_FATAL_FAILURE(of.check(ep_soon())) << "rank " << handle.rank();
     }
   }
 };
@@ -119,21 +125,63 @@ TEST(EpExpanded, RowsThatAreCopiedOutAreCopiedByExpertToo) {
 TEST(EpExpanded, FewTokensAreCopiedAfterwards) {
   expand({.world = 3, .experts = 7, .max_tokens = 14, .scale_bytes = 12, .fixed = true}, 7, {});
 }
-TEST(EpExpanded, AReusedRoutingIsCopiedAfterwards) {
-  const EpCase c{.world = 2, .experts = 6, .max_tokens = 20};
-  ExpandedRig x(c, {.slots = 3});
-  EpInputs inputs(c, 8);
-  x.rig.load(inputs);
-  const auto handles = x.dispatch();
-  ASSERT_NO_FATAL_FAILURE(x.check(handles, EpReference(c, inputs)));
-  EpInputs others(c, 9);
-  for (u32 r = 0; r < c.world; ++r) {
-    others.of(r).ids = inputs.of(r).ids;
-    others.of(r).weights = inputs.of(r).weights;
-  }
-  x.rig.load(others);
-  const auto again = x.dispatch(&handles);
-  ASSERT_NO_FATAL_FAILURE(x.check(again, EpReference(c, others)));
+// Beside the dispatch too, from what the earlier one has delivered, which may be a copy.
+TEST(EpExpanded, AReusedRoutingIsCopiedBesideToo) {
+  for (const bool masks : {false, true})
+    for (const u32 slots : {1u, 3u}) {
+      const EpCase c{
+          .world = 2, .experts = 6, .max_tokens = 20, .tokens = {20, 13}, .fixed = masks};
+      ExpandedRig x(c, {.slots = slots, .masks = masks});
+      EpInputs inputs(c, 8);
+      x.rig.load(inputs);
+      const auto handles = x.dispatch();
+      ASSERT_NO_FATAL_FAILURE(x.check(handles, EpReference(c, inputs)));
+      for (u32 seed = 9; seed < 12; ++seed) {
+        x.rig.group().core().launcher().set_schedule(weak_schedule(seed));
+        EpInputs others(c, seed);
+        for (u32 r = 0; r < c.world; ++r) {
+          others.of(r).ids = inputs.of(r).ids;
+          others.of(r).weights = inputs.of(r).weights;
+        }
+        x.rig.load(others);
+        for (EpExpandedMemory& m : x.memory)
+          m.fill(ep_soon());
+        const auto again = x.dispatch(&handles);
+        ASSERT_NO_FATAL_FAILURE(x.check(again, EpReference(c, others))) << seed;
+      }
+    }
+}
+// Beside the dispatch as after it, byte by byte.
+TEST(EpExpanded, MaskedRanksAreLeftOut) {
+  const EpCase c{.world = 3,
+                 .experts = 7,
+                 .max_tokens = 17,
+                 .scale_bytes = 12,
+                 .tokens = {17, 4, 9},
+                 .fixed = true};
+  for (const bool masked : {false, true})
+    for (const u32 expand_sms : {0u, 2u}) {
+      SCOPED_TRACE(expand_sms);
+      ExpandedRig x(c, {.masked = masked, .expand_sms = expand_sms, .masks = true});
+      EpInputs seen(c, 0);
+      for (u32 round = 0; round < 6; ++round) {
+        // Nobody; rank 1, which the others have masked; and rank 2, which kernels mask.
+        const u32 gone = round < 2 ? 0b000 : round < 4 ? 0b010 : 0b110;
+        x.rig.group().core().launcher().set_schedule(weak_schedule(round + 1));
+        for (const u32 r : {0u, 2u})
+          ASSERT_TRUE(x.rig.group().mask(r, 1, round >= 2).ok());
+        const EpInputs all(c, round);
+        x.rig.load(all);
+        seen = all;
+        for (u32 r = 0; r < c.world; ++r)
+          if ((gone >> r & 1u) != 0) seen = seen.without(r);
+        for (EpExpandedMemory& m : x.memory)
+          m.fill(ep_soon());
+        const auto handles = x.dispatch(nullptr, gone);
+        ASSERT_NO_FATAL_FAILURE(x.check(handles, EpReference(c, seen))) << "round " << round;
+      }
+      EXPECT_EQ(x.rig.group().masked(0, ep_soon()).value(), 0b110u);
+    }
 }
 // Launches in turns with and without copies, replays of which nobody waits.
 TEST(EpExpanded, TurnsWithAndWithoutCopies) {
@@ -160,25 +208,42 @@ TEST(EpExpanded, TurnsWithAndWithoutCopies) {
   }
 }
 
+TEST(EpExpanded, TheRuleTakesHalfAsManyAgainAsKeepPace) {
+  EXPECT_EQ(ep::default_expand_sms(4, 8), 40u);
+  EXPECT_EQ(ep::default_expand_sms(1, 8), 104u);
+  EXPECT_EQ(ep::default_expand_sms(1, 1), 32u);
+  EXPECT_EQ(ep::default_expand_sms(8, 8), 24u);
+  const EpCase c{.world = 4, .experts = 1000, .top_k = 8};
+  ep::Options options = expanding(c, {.expand_sms = ep::kAutoSms}).ep;
+  const auto bytes = [&](u32 expand_sms) {
+    options.expand_sms = expand_sms;
+    const auto got = ep::sizes(options, c.world).value();
+    return std::pair(got.control_bytes, got.local_bytes);
+  };
+  EXPECT_EQ(bytes(ep::kAutoSms), bytes(40));
+  EXPECT_NE(bytes(ep::kAutoSms), bytes(0));
+  options.experts = 1100;  // more than 256 a rank: copies follow
+  EXPECT_EQ(bytes(ep::kAutoSms), bytes(0));
+}
+
 // ---- mistakes ----------------------------------------------------------------------------------
 
 TEST(EpExpanded, OptionsThatDoNotGoTogetherAreRefused) {
   const EpCase c{.world = 2, .experts = 8};
   const auto refuse = [&](const auto& change, const char* text) {
-    auto options = expanding(c, 2);
+    auto options = expanding(c, {});
     change(options.ep);
     const auto got = ep::Group::create(options);
     ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
     EXPECT_THAT(got.error().message, HasSubstr(text));
   };
   refuse([](ep::Options& o) { o.expert_alignment = 0; }, "expand_sms = 2 needs expert_alignment");
-  refuse([](ep::Options& o) { o.masks = true; }, "masks = true");
   refuse([](ep::Options& o) { o.experts = 600; }, "at most 256 experts a rank, not 300");
   refuse([](ep::Options& o) { o.expand_sms = 161; }, "expand_sms = 161 must be at most 160");
 }
 TEST(EpExpanded, WrongPlanesAreRefusedBeforeAnythingIsSent) {
   const EpCase c{.world = 1, .experts = 4, .max_tokens = 8, .weights = false};
-  EpGroupRig rig = EpGroupRig::create(c, expanding(c, 2)).value();
+  EpGroupRig rig = EpGroupRig::create(c, expanding(c, {})).value();
   rig.load(EpInputs(c, 1));
   auto memory = rig.rank(0).allocate(1 << 12).value();
   const auto refuse = [&](const ep::Expanded& to, const char* text) {
@@ -201,7 +266,7 @@ TEST(EpExpanded, WrongPlanesAreRefusedBeforeAnythingIsSent) {
 }
 TEST(EpExpanded, TooLittleRoomIsAFaultAndNothingIsCopied) {
   const EpCase c{.world = 1, .experts = 2, .max_tokens = 20, .routing = EpRoutingKind::kOneExpert};
-  EpGroupRig rig = EpGroupRig::create(c, expanding(c, 2)).value();
+  EpGroupRig rig = EpGroupRig::create(c, expanding(c, {})).value();
   rig.load(EpInputs(c, 1));
   auto rows = rig.rank(0).allocate(80 * c.row_bytes).value();
   std::memset(rows.address(), 0xee, rows.bytes());

@@ -103,14 +103,18 @@ class ElasticCalls:
             reused = again is not None and weights is None
             sent = ids if reused else frame.contiguous(ids)
             by_column = wanted.by_column and not wanted.expand and scales is not None
-            handle = world.dispatch(region, rows, None if reused else sent, weights,
-                                    scales=None if scales is None else frame.contiguous(scales),
-                                    scales_by_column=by_column,
-                                    routing=again.dispatched if again and reused else None)
-            grouped = world.group.group_rows(handle) if wanted.expand else None
+            factors = None if scales is None else frame.contiguous(scales)
+            routing = again.dispatched if again and reused else None
+            beside = self._beside(world, rows, weights, factors, routing, wanted, again,
+                                  int(ids.shape[1]))
+            handle = world.dispatch(region, rows, None if reused else sent, weights, scales=factors,
+                                    scales_by_column=by_column, routing=routing, expanded=beside)
+            grouped = None
+            if wanted.expand:
+                grouped = world.group.grouped(handle) if beside else world.group.group_rows(handle)
             world.run()
             made = self._handle(frame, world, handle, grouped, ids, wanted, again)
-            out = self._expanded(frame, world, handle, grouped, made, wanted) if grouped else (
+            out = self._expanded(frame, world, handle, grouped, beside, made, wanted) if grouped else (
                 self._compact(frame, handle, made, wanted, lend, ids.dtype))
             if stats is not None:
                 stats += made.num_unaligned_recv_tokens_per_expert
@@ -126,24 +130,46 @@ class ElasticCalls:
                      wide_ids=ids.dtype == frame.dtype("int64"),
                      row_bytes=width * item if width * item > hidden * 2 else 0,
                      scale_bytes=scale_bytes if scale_bytes > hidden // 128 * 4 else 0,
-                     alignment=wanted.alignment)
+                     alignment=wanted.alignment,
+                     expand_sms=self._settings.expand_sms if wanted.expand else 0)
+
+    def _places(self, world: World, wanted: Wanted, again: Optional[EPHandle],
+                top_k: int) -> Optional[int]:
+        """Rows of an expanded output, where they are known before the dispatch."""
+        if again is not None:
+            return again.num_expanded_tokens
+        if wanted.sync:
+            return None
+        local, align = wanted.experts // world.rank.size(), wanted.alignment
+        n = world.rank.size() * wanted.most
+        return -(-(n * min(top_k, local) + (align - 1) * local) // align) * align
+
+    def _beside(self, world: World, rows: Array, weights: Optional[Array], scales: Optional[Array],
+                routing: Optional[ep.Handle], wanted: Wanted, again: Optional[EPHandle],
+                top_k: int) -> Optional[ep.Expanded]:
+        """Where rows are copied by expert while others are on their way, if they can be."""
+        places = self._places(world, wanted, again, top_k)
+        if not wanted.expand or not world.shape.expand_sms or places is None:
+            return None
+        return world.group.expanded_for(rows, weights, scales=scales, routing=routing,
+                                        places=max(places, 1), scales_by_column=wanted.by_column,
+                                        rank=world.rank.rank())
 
     def _handle(self, frame: Frame, world: World, handle: ep.Handle, grouped: Optional[ep.Grouped],
                 ids: Array, wanted: Wanted, again: Optional[EPHandle]) -> EPHandle:
-        got, local = handle.received, wanted.experts // world.rank.size()
-        align, most, top_k = wanted.alignment, wanted.most, int(ids.shape[1])
+        got, align, most = handle.received, wanted.alignment, wanted.most
+        known = self._places(world, wanted, again, int(ids.shape[1]))
         counts, ends = frame.clone(got.expert_counts), frame.clone(got.source_ends)
         per_expert: list[int] = []
         if again is not None:
-            n, places = again.num_recv_tokens, again.num_expanded_tokens
+            n = again.num_recv_tokens
             per_expert = again.num_recv_tokens_per_expert_list
         elif wanted.sync:
             n = handle.rows(world.timeout)
             per_expert = [-(-c // align) * align for c in handle.expert_counts(world.timeout)]
-            places = sum(per_expert)
         else:
             n = world.rank.size() * most
-            places = -(-(n * min(top_k, local) + (align - 1) * local) // align) * align
+        places = sum(per_expert) if known is None else known
         if grouped is not None:
             psum = frame.cast(grouped.offsets[:-1] + counts, frame.dtype("int32"))
         else:
@@ -176,11 +202,12 @@ class ElasticCalls:
         return Outputs(rows, scales, frame.cast(made.received_ids, dtype), weights)
 
     def _expanded(self, frame: Frame, world: World, handle: ep.Handle, grouped: ep.Grouped,
-                  made: EPHandle, wanted: Wanted) -> Outputs:
+                  out: Optional[ep.Expanded], made: EPHandle, wanted: Wanted) -> Outputs:
         places = made.num_expanded_tokens
-        out = world.group.expand_rows(handle, grouped, places=max(places, 1),
-                                      scales_by_column=wanted.by_column)
-        world.run()
+        if out is None:
+            out = world.group.expand_rows(handle, grouped, places=max(places, 1),
+                                          scales_by_column=wanted.by_column)
+            world.run()
         scales = None if out.scales is None else out.scales[:places]
         return Outputs(out.rows[:places], scales, None,
                        None if out.weights is None else out.weights[:places])

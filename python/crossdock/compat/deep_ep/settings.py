@@ -30,16 +30,17 @@ class Settings:
     wait: float = 100.0  #: seconds that a kernel waits for a peer
     timeout: float = 100.0  #: seconds that the host waits
     num_sms: int = 0  #: the most a call may use; 0: as many as fill the wire
+    expand_sms: int = 0  #: that copy rows by expert beside a dispatch; 0: copies follow it
 
     @staticmethod
     def read(num_sms: int = 0, wait: float = 100.0, timeout: float = 100.0) -> Settings:
-        """CROSSDOCK_DEEP_EP_REGIONS, _MAX_TOKENS and _TIMEOUT change the defaults."""
+        """CROSSDOCK_DEEP_EP_REGIONS, _MAX_TOKENS, _TIMEOUT and _EXPAND_SMS change the defaults."""
         seconds = _number("CROSSDOCK_DEEP_EP_TIMEOUT", 0)
         regions = _number("CROSSDOCK_DEEP_EP_REGIONS", 3)
         if not 2 <= regions <= 64:
             raise InvalidArgument(f"CROSSDOCK_DEEP_EP_REGIONS = {regions} must be 2 to 64")
         return Settings(regions, _number("CROSSDOCK_DEEP_EP_MAX_TOKENS", 0), seconds or wait,
-                        seconds or timeout, num_sms)
+                        seconds or timeout, num_sms, _number("CROSSDOCK_DEEP_EP_EXPAND_SMS", 0))
 
     def sms(self, world: int) -> tuple[int, int]:
         """Of a dispatch and of a combine."""

@@ -47,6 +47,7 @@ class Shape:
     alignment: int = 0
     cast: bool = False
     host_counts: bool = True
+    expand_sms: int = 0
 
 
 @dataclasses.dataclass
@@ -74,7 +75,8 @@ class World:
             row_bytes=shape.row_bytes, scale_bytes=shape.scale_bytes, wide_ids=shape.wide_ids, slots=0,
             fall_back=False, user_bytes=_LINE, dispatch_sms=[each[2] for each in agreed],
             combine_sms=[each[3] for each in agreed], wait=wait, cast=shape.cast,
-            expert_alignment=shape.alignment, host_counts=shape.host_counts)
+            expert_alignment=shape.alignment, host_counts=shape.host_counts,
+            expand_sms=shape.expand_sms)
         sizes = ep.sizes(options, rank.size())
         self._block = -(-sizes.rows_bytes // _LINE) * _LINE
         self.group: ep.Group = rank.make(ep.Group, dataclasses.replace(
@@ -121,11 +123,12 @@ class World:
 
     def dispatch(self, region: Region, rows: Any, ids: Any, weights: Any, *, scales: Any = None,
                  cast: bool = False, scales_by_column: bool = False,
-                 routing: Optional[ep.Handle] = None) -> ep.Handle:
+                 routing: Optional[ep.Handle] = None,
+                 expanded: Optional[ep.Expanded] = None) -> ep.Handle:
         """On the current stream, into the region, which is the handle's until its arrays are gone."""
         handle = self.group.dispatch(rows, ids, weights, scales=scales, cast=cast, routing=routing,
                                      scales_by_column=scales_by_column, output=region.output,
-                                     input=self._input, rank=self.rank.rank())
+                                     input=self._input, expanded=expanded, rank=self.rank.rank())
         region.user = handle
         return handle
 
