@@ -45,10 +45,19 @@ Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
 }
 
 // Lanes end before the watch, which may be what lets their waits end, and before the memory that
-// they move.
+// they move. Streams of GPUs cannot be ended: the watch lets go of whatever waits for a peer, until
+// all that was put on them is over. Freeing memory would wait for them as well, and for ever.
 Core::~Core() {
   for (RankState& state : ranks_)
     state.lane.reset();
+  if (watch_ == nullptr) return;
+  watch_->end_waits();
+  for (const RankState& state : ranks_) {
+    const cuda::Context* const context = rank_of(state).device().context();
+    if (context == nullptr) continue;
+    const cuda::ContextGuard guard = context->enter_quietly();
+    static_cast<void>(context->driver().cuCtxSynchronize());
+  }
 }
 
 Result<> Core::prepare_rank(u32 r) {
@@ -177,6 +186,14 @@ Result<> Core::reset(Deadline deadline) {
       CROSSDOCK_CHECK_OK(rank_of(state).device().stream()->synchronize(deadline));
     }
   }
+  // It would take words of before for words of after, and write there.
+  CROSSDOCK_CHECK_OK(watch_->pause(deadline));
+  Result<> done = reset_paused(deadline);
+  watch_->resume();
+  return done;
+}
+
+Result<> Core::reset_paused(Deadline deadline) {
   CROSSDOCK_CHECK_OK(group_->reset(deadline));
   for (RankState& state : ranks_) {
     state.in_session = false;

@@ -93,6 +93,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> prepare_kernels(Deadline deadline);
   Result<> start_watch();
   Result<> grant(Deadline deadline);
+  Result<> reset_paused(Deadline deadline);
 
   Result<RankState*> find(u32 rank, const char* call);
   Result<Lane> lane_of(RankState& state, StreamPtr stream) const;

@@ -97,7 +97,7 @@ Result<u64> Core::place(Session::State& s, const void* input_at, u64 bytes) {
     return static_cast<u64>(static_cast<const u8*>(at) - inputs);
   }
   const auto offset = static_cast<u64>(given - inputs);
-  if (offset % 128 != 0 || offset + bytes > s.placed)
+  if (offset % 128 != 0 || offset > s.placed || bytes > s.placed - offset)
     return invalid_argument(
         fmt::format("coll: an input at {} bytes of the window's inputs is none that input() gave "
                     "out, with room for {} bytes, in this session",
@@ -129,6 +129,12 @@ Result<> Core::all_gather(Session::State& s, const void* input_at, void* output,
 
 Result<> Core::reduce_scatter(Session::State& s, const Scatter& c) {
   CROSSDOCK_CHECK_OK(refuse_session(s, "reduce_scatter"));
+  const u64 most = options_.session_bytes / window_.world / size_of(c.type);
+  if (c.count > most)
+    return invalid_argument(
+        fmt::format("coll reduce_scatter: {} values of {} bytes for each of {} ranks are more than "
+                    "the {} that session_bytes = {} has room for: make the group with more",
+                    c.count, size_of(c.type), window_.world, most, options_.session_bytes));
   const u64 bytes = c.count * size_of(c.type);
   CROSSDOCK_CHECK_OK(check_part("reduce_scatter", c.input, c.output, bytes));
   if (!options_.reduce)

@@ -91,14 +91,29 @@ void Watch::loop() {
   const auto rest = std::clamp<std::chrono::nanoseconds>(wait_ / 8, 1ms, 50ms);
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    bool failed = false;
-    for (State& state : states_) {
-      look(state);
-      failed = failed || state.error.has_value();
+    bool soon = false;
+    const bool ending = ending_;
+    if (!paused_) {
+      looking_ = true;
+      lock.unlock();
+      soon = look_at_all();
+      lock.lock();
+      looking_ = false;
+      changed_.notify_all();  // pause()
     }
-    changed_.wait_for(lock, failed ? std::chrono::nanoseconds(1ms) : rest,
-                      [&] { return stopping_; });
+    changed_.wait_for(lock, soon ? std::chrono::nanoseconds(1ms) : rest,
+                      [&] { return stopping_ || ending != ending_; });
   }
+}
+
+// Whether what waits next has to be seen at once.
+bool Watch::look_at_all() {
+  bool soon = false;
+  for (State& state : states_) {
+    look(state);
+    soon = over(state) || soon;
+  }
+  return soon;
 }
 
 void Watch::look(State& state) {
@@ -121,7 +136,7 @@ void Watch::look_at(State& state, u32 i) {
   if (!site.watched) return;
   const u64 what = __atomic_load_n(&mark.what, __ATOMIC_ACQUIRE);
   // A peer that has said that it failed will not take it back.
-  const bool sure = state.error || Awaited::unpack(what, 0).what == What::kFailed;
+  const bool sure = Awaited::unpack(what, 0).what == What::kFailed || over(state);
   if (!sure && now - site.since < wait_) return;
   const u64 value = __atomic_load_n(&mark.value, __ATOMIC_ACQUIRE);
   // The stream has gone on meanwhile: this is not what it waited for.
@@ -137,13 +152,13 @@ void Watch::end_wait(State& state, const Awaited& awaited) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (const auto read = state.watched.words->read(&seen[i], words[i].word, sizeof(u64));
         !read.ok()) {
-      if (!state.error) state.error = read.error();
+      put(state, read.error());
       return;
     }
     all = all && seen[i] == words[i].value;
   }
   if (all) return;  // just now
-  if (!state.error) state.error = explain(rank, awaited, words, seen, wait_);
+  put(state, explain(rank, awaited, words, seen, wait_));
   tell(state);
   for (std::size_t i = 0; i < words.size(); ++i)
     if (seen[i] != words[i].value)
@@ -169,8 +184,34 @@ Result<> Watch::check(std::size_t i) const {
 }
 
 void Watch::fail(std::size_t i, Error error) {
+  put(states_[i], std::move(error));
+}
+
+void Watch::put(State& state, Error error) {
   const std::scoped_lock lock(mutex_);
-  if (!states_[i].error) states_[i].error = std::move(error);
+  if (!state.error) state.error = std::move(error);
+}
+
+bool Watch::over(const State& state) const {
+  const std::scoped_lock lock(mutex_);
+  return ending_ || state.error.has_value();
+}
+
+void Watch::end_waits() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+}
+
+Result<> Watch::pause(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  paused_ = true;
+  if (changed_.wait_until(lock, deadline.when(), [&] { return !looking_; })) return {};
+  paused_ = false;
+  return make_error(Code::kDeadline,
+                    "coll: words of a rank could not be read in time: its GPU does not answer");
 }
 
 void Watch::forget() {
@@ -181,6 +222,14 @@ void Watch::forget() {
     for (Site& site : state.sites)
       site = {};
   }
+}
+
+void Watch::resume() {
+  {
+    const std::scoped_lock lock(mutex_);
+    paused_ = false;
+  }
+  changed_.notify_all();
 }
 
 }  // namespace crossdock::coll

@@ -10,7 +10,8 @@
 //
 // in this order. What a released stream does then harms nobody: it reads windows that stay mapped,
 // and writes its own. Words are read and written past the streams that wait: on GPUs by a stream of
-// high priority that does nothing else.
+// high priority that does nothing else. That may take seconds on a GPU that hangs, so it is done
+// without the mutex, and nobody who asks for the error waits for it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,31 +51,42 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // Of the i-th rank: why it has failed. Never waits for peers. Thread-safe, as is fail().
+  // Of the i-th rank: why it has failed. Never waits: neither for peers nor for a look at the
+  // marks. Thread-safe, as are fail() and end_waits().
   [[nodiscard]] Result<> check(std::size_t i) const;
   // Something else has failed on the rank.
   void fail(std::size_t i, Error error);
-  // Forgets what has failed. No wait may be in progress.
+  // From now on every wait ends as soon as it is seen, like one that has lasted too long.
+  void end_waits();
+  // Until resume() it touches neither marks nor words. kDeadline: it is still at them.
+  Result<> pause(Deadline deadline);
+  // Forgets what has failed. Only between pause() and resume(), when no stream waits.
   void forget();
+  void resume();
 
  private:
   struct Site {
     bool watched = false;
     Deadline::Clock::time_point since;
   };
+  // What the thread alone uses while it looks, and forget() while it does not.
   struct State {
     State(Watched of, u32 num) : watched(std::move(of)), sites(num) {}
     Watched watched;
     std::vector<Site> sites;
-    std::optional<Error> error;
-    bool told = false;  // the peers
+    bool told = false;           // the peers
+    std::optional<Error> error;  // by mutex_
   };
   Watch(const Window& window, std::chrono::nanoseconds wait) : window_(window), wait_(wait) {}
   void loop();
+  bool look_at_all();
   void look(State& state);
   void look_at(State& state, u32 site);
   void end_wait(State& state, const Awaited& awaited);
   void tell(State& state);
+  // Whether the waits of the rank have no time left.
+  [[nodiscard]] bool over(const State& state) const;
+  void put(State& state, Error error);  // the first one stays
 
   const Window& window_;
   const std::chrono::nanoseconds wait_;
@@ -82,6 +94,9 @@ class Watch {
   std::condition_variable changed_;
   std::vector<State> states_;
   bool stopping_ = false;
+  bool ending_ = false;  // all waits
+  bool paused_ = false;
+  bool looking_ = false;
   std::thread thread_;
 };
 

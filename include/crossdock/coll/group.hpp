@@ -73,6 +73,8 @@ class CROSSDOCK_API Group {
   static Result<Group> create(const GroupOptions& options);
   Group(Group&&) noexcept;
   Group& operator=(Group&&) noexcept;
+  // The memory goes when the last Session is gone too. Streams have ended by then, or lose their
+  // work: what waits for a peer is let go at once, as after a failure, and the GPU is waited for.
   ~Group();
 
   [[nodiscard]] std::uint32_t world() const noexcept;

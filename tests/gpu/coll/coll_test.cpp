@@ -124,6 +124,20 @@ TEST_F(CollGpu, GraphsAreReplayedWithNewData) {
   }
 }
 
+// Freeing its memory waits for the GPU, where a stream waits for a rank that never comes.
+TEST_F(CollGpu, AGroupMayGoWhileAStreamWaits) {
+  if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();
+  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  const auto start = std::chrono::steady_clock::now();
+  {
+    CollRig rig(options(2, 1h));
+    EXPECT_OK(rig.group().receive(0, 1, rig.memory<u8>(0, 64), 64, stream.handle()));
+    EXPECT_OK(rig.group().barrier(0, stream.handle()));
+  }
+  EXPECT_OK(stream.synchronize(Deadline::in(10s)));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);
+}
+
 // Streams that stand in each other's way in the queues of a GPU must not keep the watch from ending
 // a wait.
 TEST_F(CollGpu, APeerThatNeverComesIsNamedWhateverElseWaits) {

@@ -115,6 +115,11 @@ TEST(Coll, ArgumentsAreRefusedWithTheirRule) {
   refused(session->all_gather(rig.rank(0).at<u8>(rig.group().core().memory().control_bytes + 128),
                               memory, 16),
           Code::kInvalidArgument, "none that input() gave out");
+  // Sizes whose products would wrap to small ones.
+  const void* const given = session->input(128).value();
+  refused(session->all_gather(given, memory, ~u64{0} - 127), Code::kInvalidArgument, "room for");
+  refused(session->reduce_scatter(given, memory, (u64{1} << 63) + 8, coll::DataType::kBf16),
+          Code::kInvalidArgument, "session_bytes = 65536 has room for");
   EXPECT_OK(session->end());
   EXPECT_OK(session->end());
   refused(session->all_gather(memory, memory, 16), Code::kClosed, "has ended");
