@@ -147,12 +147,14 @@ class Group:
 
     def write_rows(self, rows: Array, first: int = 0, *, rank: Optional[int] = None,
                    stream: Optional[Stream] = None) -> None:
-        """Over the rank's rows from ``first`` on. Collective: fetches after it see what all have written."""
+        """Over the rank's rows from ``first`` on, each of ``row_bytes``. Collective: fetches after it see
+        what all have written."""
         self._open().write_rows(self._rank(rank), first, rows, stream)
 
     def fetch_rows(self, numbers: Array, out: Array, *, rank: Optional[int] = None,
                    stream: Optional[Stream] = None) -> None:
-        """``out[i]``: row ``numbers[i]`` of the table, zero where that is -1. Not collective."""
+        """``out[i]``, of ``row_bytes``: row ``numbers[i]`` of the table, zero where that is -1. Not
+        collective."""
         self._open().fetch_rows(self._rank(rank), _flat(numbers), out, self.options.wide_indices, stream)
 
     def empty(self, nbytes: int, *, rank: Optional[int] = None) -> Array:
@@ -166,9 +168,10 @@ class Group:
         """The stream goes on when those of all ranks have come to it. No SM."""
         self._open().barrier(self._rank(rank), stream)
 
-    def synchronize(self, timeout: float = 30.0) -> None:
-        """Waits for the ranks' own streams (in the twin: for all calls), then :meth:`check`."""
-        self._open().synchronize(timeout)
+    def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:
+        """Waits for ``stream`` or the current one and for the ranks' own (in the twin: for all calls), then
+        :meth:`check`."""
+        self._open().synchronize(timeout, stream)
 
     def check(self) -> None:
         """Raises the first failure of a rank of this process. Never waits."""
@@ -178,13 +181,21 @@ class Group:
         """After a failure: collective, when no work of the group is left on any stream."""
         self._open().reset(timeout)
 
-    def close(self) -> None:
-        """Lets go of the memory. Nothing of it may be running. Twice is no error."""
-        self._native = None
+    def close(self, timeout: float = 10.0) -> None:
+        """Waits as :meth:`synchronize` does and lets go of the memory. Local: peers are not waited for. What
+        other streams still wait for is let go at once then, as after a failure. Twice is no error."""
+        native, self._native = self._native, None
+        if native is not None and not native.twin:
+            native.synchronize(timeout, None)
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception:
+            # What went wrong inside the block says more than what follows from it.
+            if error is None:
+                raise

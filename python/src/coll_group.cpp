@@ -2,14 +2,16 @@
 #include "coll_group.hpp"
 
 #include <fmt/format.h>
+#include <limits>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <utility>
 
 #include "bind.hpp"
 #include "coll/core.hpp"
-#include "ep_options.hpp"
+#include "cuda/stream.hpp"
 #include "errors.hpp"
+#include "fields.hpp"
 #include "ranks.hpp"
 
 namespace crossdock::python {
@@ -19,19 +21,24 @@ using BoxPtr = std::shared_ptr<CollBox>;
 
 coll::Options coll_options(nb::handle options) {
   coll::Options out;
-  const auto number = [&](const char* name) { return number_of(options.attr(name), name); };
-  out.session_bytes = nb::cast<uint64_t>(options.attr("session_bytes"));
+  const auto number = [&](const char* name) {
+    return whole_number<uint32_t>(options.attr(name), name);
+  };
+  const auto bytes = [&](const char* name) {
+    return whole_number<uint64_t>(options.attr(name), name);
+  };
+  const auto flag = [&](const char* name) { return flag_of(options.attr(name), name); };
+  out.session_bytes = bytes("session_bytes");
   out.gathers = number("gathers");
-  out.reduce = nb::cast<bool>(options.attr("reduce"));
-  out.tensor_bytes = nb::cast<uint64_t>(options.attr("tensor_bytes"));
+  out.reduce = flag("reduce");
+  out.tensor_bytes = bytes("tensor_bytes");
   out.inflight = number("inflight");
-  out.pipeline =
-      nb::cast<bool>(options.attr("any_rank")) ? coll::Pipeline::kAll : coll::Pipeline::kNeighbours;
-  out.shard_rows = nb::cast<uint64_t>(options.attr("shard_rows"));
+  out.pipeline = flag("any_rank") ? coll::Pipeline::kAll : coll::Pipeline::kNeighbours;
+  out.shard_rows = bytes("shard_rows");
   out.row_bytes = number("row_bytes");
-  out.wide_indices = nb::cast<bool>(options.attr("wide_indices"));
+  out.wide_indices = flag("wide_indices");
   out.fetch_sms = number("fetch_sms");
-  out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");
+  out.wait = time_of(options.attr("wait"), "wait");
   return out;
 }
 
@@ -43,17 +50,7 @@ BoxPtr make_coll(nb::handle options, const Ranks& ranks) {
     const nb::gil_scoped_release release;
     return coll::Group::create(out);
   }();
-  auto box = std::make_shared<CollBox>(value_or_raise(std::move(made)));
-  const symm::Group& symmetric = box->group.core().group();
-  for (const uint32_t rank : symmetric.local_ranks()) {
-    const cuda::Context* const context = symmetric.rank(rank).device().context();
-    box->ranks.push_back(rank);
-    box->devices.push_back(context == nullptr ? kHost : context->ordinal());
-  }
-  const std::size_t lanes = box->twin() ? 1 : box->ranks.size();
-  for (std::size_t i = 0; i < lanes; ++i)
-    box->lanes.push_back(std::make_unique<std::mutex>());
-  return box;
+  return std::make_shared<CollBox>(value_or_raise(std::move(made)));
 }
 
 // Runs a call of the library on a stream, without the GIL: it may wait for a full queue.
@@ -69,6 +66,11 @@ auto launch(CollBox& box, uint32_t rank, const Run& run) {
 ep::StreamPtr stream_for(const CollBox& box, nb::handle stream, const Tensor& like, uint32_t rank) {
   return stream_of(stream, like.framework, box.device_of(rank));
 }
+// The same for a call without an array: torch's current one where the process has torch.
+ep::StreamPtr stream_for(const CollBox& box, nb::handle stream, uint32_t rank) {
+  const bool torch = !box.on_host() && loaded_module("torch").is_valid();
+  return stream_of(stream, torch ? Framework::kTorch : Framework::kNone, box.device_of(rank));
+}
 uint64_t bytes_of(const Tensor& t) {
   return t.row_bytes() * static_cast<uint64_t>(t.shape[0]);
 }
@@ -76,9 +78,7 @@ uint64_t bytes_of(const Tensor& t) {
 // ---- calls -------------------------------------------------------------------------------------
 
 CollSession begin(BoxPtr box, uint32_t rank, nb::handle stream) {
-  const Framework framework =
-      box->twin() || !loaded_module("torch").is_valid() ? Framework::kNone : Framework::kTorch;
-  const coll::StreamPtr on = stream_of(stream, framework, box->device_of(rank));
+  const coll::StreamPtr on = stream_for(*box, stream, rank);
   CollSession out{box, {}, rank};
   out.session.emplace(launch(*box, rank, [&] { return box->group.begin(rank, on); }));
   return out;
@@ -139,7 +139,7 @@ void receive(BoxPtr box, uint32_t rank, uint32_t from, nb::handle tensor, nb::ha
   launch(*box, rank, [&] { return box->group.receive(rank, from, t.data, bytes_of(t), on); });
 }
 void write_rows(BoxPtr box, uint32_t rank, uint64_t first, nb::handle rows, nb::handle stream) {
-  const Tensor t = box->dense("coll write_rows", "rows", rows, rank);
+  const Tensor t = box->table_rows("coll write_rows", "rows", rows, rank);
   const coll::StreamPtr on = stream_for(*box, stream, t, rank);
   launch(*box, rank, [&] {
     return box->group.write_rows(rank, first, t.data, static_cast<uint64_t>(t.shape[0]), on);
@@ -148,11 +148,15 @@ void write_rows(BoxPtr box, uint32_t rank, uint64_t first, nb::handle rows, nb::
 void fetch_rows(BoxPtr box, uint32_t rank, nb::handle numbers, nb::handle output, bool wide,
                 nb::handle stream) {
   const Tensor n = box->dense("coll fetch_rows", "numbers", numbers, rank);
-  const Tensor out = box->dense("coll fetch_rows", "output", output, rank);
+  const Tensor out = box->table_rows("coll fetch_rows", "out", output, rank);
   const int64_t count = n.shape[0] * n.shape[1];
+  if (count > std::numeric_limits<uint32_t>::max())
+    raise(invalid_argument(fmt::format(
+        "coll fetch_rows: numbers is {}: there may be at most {} of them: fetch them in parts",
+        n.describe(), std::numeric_limits<uint32_t>::max())));
   if (!n.is(dlpack::kInt, wide ? 8 : 4) || out.shape[0] != count)
     raise(invalid_argument(
-        fmt::format("coll fetch_rows: numbers is {} and output is {}: they must be {}, and a row "
+        fmt::format("coll fetch_rows: numbers is {} and out is {}: they must be {}, and a row "
                     "for each",
                     n.describe(), out.describe(), wide ? "int64" : "int32")));
   const coll::StreamPtr on = stream_for(*box, stream, out, rank);
@@ -161,17 +165,22 @@ void fetch_rows(BoxPtr box, uint32_t rank, nb::handle numbers, nb::handle output
   });
 }
 void barrier(BoxPtr box, uint32_t rank, nb::handle stream) {
-  const Framework framework =
-      box->twin() || !loaded_module("torch").is_valid() ? Framework::kNone : Framework::kTorch;
-  const coll::StreamPtr on = stream_of(stream, framework, box->device_of(rank));
+  const coll::StreamPtr on = stream_for(*box, stream, rank);
   launch(*box, rank, [&] { return box->group.barrier(rank, on); });
 }
-void synchronize(BoxPtr box, double timeout) {
+void synchronize(BoxPtr box, double timeout, nb::handle stream) {
   const Deadline deadline = deadline_in(timeout);
+  std::vector<cuda::Stream> streams;
+  for (const uint32_t rank : box->ranks().local_ranks())
+    if (const coll::StreamPtr on = stream_for(*box, stream, rank); on != nullptr)
+      streams.push_back(cuda::Stream::borrow(*box->ranks().rank(rank).device().context(),
+                                             static_cast<cuda::StreamHandle>(on)));
   // What other ranks are given meanwhile is not waited for.
   const std::vector<nb::object> held = std::exchange(box->held, {});
-  const auto wait = [&] {
+  const auto wait = [&]() -> Result<> {
     const nb::gil_scoped_release release;
+    for (const cuda::Stream& on : streams)
+      CROSSDOCK_CHECK_OK(on.synchronize(deadline));
     return box->group.synchronize(deadline);
   };
   value_or_raise(wait());
@@ -184,25 +193,31 @@ Array shard(BoxPtr box, uint32_t rank) {
 }
 // Memory of the rank that its kernels can reach in the twin, where they reach no other.
 Array empty(BoxPtr box, uint32_t rank, uint64_t bytes) {
-  auto memory =
-      value_or_raise(box->group.core().group().rank(rank).allocate(bytes == 0 ? 16 : bytes));
-  struct Kept {
-    std::shared_ptr<CollBox> box;
-    symm::LocalMemory memory;
-  };
-  auto kept = std::make_shared<Kept>(Kept{box, std::move(memory)});
-  void* const at = kept->memory.address();
-  Array array = vector(std::move(kept), at, carrier(1), static_cast<int64_t>(bytes));
-  array.device = box->device_of(rank);
+  const auto lock = box->enter(rank);
+  const int device = box->device_of(rank);
+  auto memory = value_or_raise(twin_memory(box, rank, bytes));
+  void* const at = memory->address();
+  Array array = vector(std::move(memory), at, carrier(1), static_cast<int64_t>(bytes));
+  array.device = device;
   return array;
 }
 void reset(BoxPtr box, double timeout) {
   const Deadline deadline = deadline_in(timeout);
   const auto run = [&] {
     const nb::gil_scoped_release release;
+    const auto locks = box->enter_all();
     return box->group.reset(deadline);
   };
-  value_or_raise(run());
+  const Result<> done = run();
+  if (done.ok()) box->held.clear();
+  value_or_raise(done);
+}
+// Not in the lanes: it does not wait for a call that does.
+void check(const BoxPtr& box) {
+  value_or_raise([&] {
+    const nb::gil_scoped_release release;
+    return box->group.check();
+  }());
 }
 
 nb::dict coll_sizes(nb::handle options, uint32_t world) {
@@ -219,23 +234,34 @@ nb::dict coll_sizes(nb::handle options, uint32_t world) {
 
 }  // namespace
 
-int CollBox::device_of(uint32_t rank) const {
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    if (ranks[i] == rank) return devices[i];
-  raise(invalid_argument(
-      fmt::format("coll: rank {} is not one of the {} ranks of this process", rank, ranks.size())));
+CollBox::CollBox(coll::Group made) : group(std::move(made)) {
+  for (const uint32_t rank : ranks().local_ranks()) {
+    const cuda::Context* const context = ranks().rank(rank).device().context();
+    devices.push_back(context == nullptr ? kHost : context->ordinal());
+  }
+  make_lanes();
 }
 
-std::unique_lock<std::mutex> CollBox::enter(uint32_t rank) {
-  std::size_t lane = 0;
-  for (std::size_t i = 0; i < ranks.size() && i < lanes.size(); ++i)
-    if (ranks[i] == rank) lane = i;
-  std::unique_lock lock(*lanes[lane], std::try_to_lock);
-  if (!lock) {
+CollBox::~CollBox() {
+  drop_lanes();
+  const nb::gil_scoped_acquire acquire;
+  {
     const nb::gil_scoped_release release;
-    lock.lock();
+    const coll::Group last = std::move(group);
   }
-  return lock;
+  held.clear();  // lanes of the CPU have used it until here
+}
+
+symm::Group& CollBox::ranks() const {
+  return group.core().group();
+}
+
+int CollBox::device_of(uint32_t rank) const {
+  const auto local = ranks().local_ranks();
+  for (std::size_t i = 0; i < local.size(); ++i)
+    if (local[i] == rank) return devices[i];
+  raise(invalid_argument(
+      fmt::format("coll: rank {} is not one of the {} ranks of this process", rank, local.size())));
 }
 
 Tensor CollBox::dense(const char* call, const char* name, nb::handle object, uint32_t rank) {
@@ -248,7 +274,18 @@ Tensor CollBox::dense(const char* call, const char* name, nb::handle object, uin
   if (!packed)
     raise(invalid_argument(
         fmt::format("{}: {} is {} with gaps: make it contiguous first", call, name, t.describe())));
-  if (twin()) held.push_back(nb::borrow(object));
+  if (on_host()) held.push_back(nb::borrow(object));
+  return t;
+}
+
+Tensor CollBox::table_rows(const char* call, const char* name, nb::handle object, uint32_t rank) {
+  const Tensor t = dense(call, name, object, rank);
+  const coll::Options& made_for = group.core().options();
+  if (made_for.shard_rows > 0 && t.row_bytes() != made_for.row_bytes)
+    raise(invalid_argument(
+        fmt::format("{}: {} is {}, rows of {} bytes: those of the table have row_bytes = {}: give "
+                    "[rows, columns] of that width",
+                    call, name, t.describe(), t.row_bytes(), made_for.row_bytes)));
   return t;
 }
 
@@ -260,8 +297,12 @@ void add_coll(nb::module_& m) {
       .def("end", &end);
   nb::class_<CollBox>(m, "Coll")
       .def_prop_ro("world", [](const CollBox& b) { return b.group.world(); })
-      .def_prop_ro("twin", &CollBox::twin)
-      .def_prop_ro("ranks", [](const CollBox& b) { return b.ranks; })
+      .def_prop_ro("twin", &CollBox::on_host)
+      .def_prop_ro("ranks",
+                   [](const CollBox& b) {
+                     const auto local = b.ranks().local_ranks();
+                     return std::vector<uint32_t>(local.begin(), local.end());
+                   })
       .def("begin", &begin, nb::arg("rank"), nb::arg("stream").none())
       .def("send", &send, nb::arg("rank"), nb::arg("to"), nb::arg("tensor"),
            nb::arg("stream").none())
@@ -274,8 +315,8 @@ void add_coll(nb::module_& m) {
            nb::arg("wide"), nb::arg("stream").none())
       .def("empty", &empty, nb::arg("rank"), nb::arg("bytes"))
       .def("barrier", &barrier, nb::arg("rank"), nb::arg("stream").none())
-      .def("synchronize", &synchronize, nb::arg("timeout"))
-      .def("check", [](CollBox& b) { value_or_raise(b.group.check()); })
+      .def("synchronize", &synchronize, nb::arg("timeout"), nb::arg("stream").none())
+      .def("check", &check)
       .def("reset", &reset, nb::arg("timeout"));
   m.def(
       "coll_group",

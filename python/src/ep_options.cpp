@@ -2,13 +2,13 @@
 #include "ep_options.hpp"
 
 #include <fmt/format.h>
-#include <limits>
 #include <nanobind/stl/string.h>
 #include <string>
 #include <vector>
 
 #include "bind.hpp"
 #include "errors.hpp"
+#include "fields.hpp"
 
 namespace crossdock::python {
 namespace {
@@ -38,17 +38,6 @@ nb::dict sizes_of(nb::handle options, std::uint32_t world) {
 }  // namespace
 
 namespace {
-
-// A bool is a number to Python, and no number of anything.
-template <class T>
-T whole_number(nb::handle value, const char* name) {
-  T out = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, out))
-    raise(invalid_argument(fmt::format("{} = {} must be a whole number from 0 to {}", name,
-                                       text_of(nb::object(nb::repr(value))),
-                                       std::numeric_limits<T>::max())));
-  return out;
-}
 
 ep::CombineBy combine_by(nb::handle value) {
   const std::string name = text_of(value);

@@ -1,6 +1,8 @@
 // Gemm of crossdock._native: grouped products on one GPU, or in the twin.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fmt/format.h>
+#include <limits>
 #include <memory>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -15,6 +17,7 @@
 #include "cuda/stream.hpp"
 #include "ep_checks.hpp"
 #include "errors.hpp"
+#include "fields.hpp"
 #include "moe/gemm_core.hpp"
 #include "moe_options.hpp"
 
@@ -75,6 +78,11 @@ class Arguments {
   int device_;
 };
 
+// A number of rows or columns as the library counts them, which refuses what is too many.
+uint32_t count_of(int64_t count) {
+  return static_cast<uint32_t>(std::min<int64_t>(count, std::numeric_limits<uint32_t>::max()));
+}
+
 void need_count(const char* name, int64_t count, int64_t wanted) {
   if (count != wanted)
     refuse(fmt::format("{}: {} has {} numbers: it must have {}", kGemm, name, count, wanted));
@@ -122,8 +130,8 @@ void read_weights(moe::GemmCall& call, const Arguments& a, uint32_t experts) {
   w.experts = experts;
   const int64_t n = blocks ? rows.shape[0] * 128 : rows.shape[0];
   const int64_t k = blocks ? rows.shape[1] / kFp4Block * 128 : rows.shape[1];
-  w.n = static_cast<uint32_t>(n / std::max<int64_t>(experts, 1));
-  w.k = static_cast<uint32_t>(k);
+  w.n = count_of(n / std::max<int64_t>(experts, 1));
+  w.k = count_of(k);
   w.rows = a.read(rows);
   auto scales = a.find("weight_scales");
   if (!scales) return;
@@ -148,7 +156,7 @@ void read_input(moe::GemmCall& call, const Arguments& a) {
     refuse(fmt::format("{}: rows is {}: it must be {} [rows, {}], as the weights", kGemm,
                        rows.describe(), python::format_name(input_format(call)), call.weights.k));
   need_aligned(kGemm, rows);
-  call.input.count = static_cast<uint32_t>(rows.shape[0]);
+  call.input.count = count_of(rows.shape[0]);
   call.input.rows = a.read(rows);
   call.input.row_stride = rows.row_stride();
   auto scales = a.find("scales");
@@ -167,7 +175,7 @@ void read_groups(moe::GemmCall& call, const Arguments& a, uint32_t expert_rows) 
   g.counts = a.numbers<uint32_t>("counts", dlpack::kInt, count);
   if (g.counts != nullptr) need_count("counts", count, call.weights.experts);
   g.rows = a.numbers<int32_t>("places", dlpack::kInt, count);
-  if (g.rows != nullptr) g.places = static_cast<uint32_t>(count);
+  if (g.rows != nullptr) g.places = count_of(count);
   g.expert_rows = expert_rows;
 }
 
@@ -240,10 +248,7 @@ class Gemm {
     like.tile = tile_of(of.tile);
     like.expected_rows = expected_rows;
     const Deadline deadline = deadline_in(timeout);
-    value_or_raise([&] {
-      const nb::gil_scoped_release release;
-      return box_->gemm().prepare(like, deadline);
-    }());
+    value_or_raise(launch([&] { return box_->gemm().prepare(like, deadline); }));
   }
 
   void run(nb::handle given, uint32_t experts, uint32_t expert_rows, nb::handle stream) {
@@ -267,10 +272,10 @@ class Gemm {
       call.swiglu->row_weights = weights;
     }
     call.tile = tile_of(a.of("tile"));
-    call.expected_rows = nb::cast<uint32_t>(a.of("expected_rows"));
+    call.expected_rows = whole_number<uint32_t>(a.of("expected_rows"), "expected_rows");
     framework_ = tensor_of(a.of("rows"), kGemm, "rows").framework;
     const moe::StreamPtr on = stream_of(stream, framework_, device_);
-    value_or_raise(box_->gemm().run(kRank, call, on));
+    value_or_raise(launch([&] { return box_->gemm().run(kRank, call, on); }));
     copies_.take_over(std::move(copies));
   }
 
@@ -293,9 +298,10 @@ class Gemm {
   }
   void check() { value_or_raise(box_->gemm().check()); }
   void reset(double timeout) {
+    const Deadline deadline = deadline_in(timeout);
     const auto lock = box_->enter(kRank);
     copies_ = {};
-    value_or_raise(box_->gemm().reset(deadline_in(timeout)));
+    value_or_raise(launch([&] { return box_->gemm().reset(deadline); }));
   }
 
   Array empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns) {
@@ -309,6 +315,13 @@ class Gemm {
   [[nodiscard]] int device() const { return device_; }
 
  private:
+  // Runs a call of the library without the GIL: a launch may have to wait for its queue.
+  template <class Run>
+  static Result<> launch(const Run& run) {
+    const nb::gil_scoped_release release;
+    return run();
+  }
+
   std::shared_ptr<GemmBox> box_;
   int device_ = kHost;
   Framework framework_ = Framework::kNone;  // of the last call

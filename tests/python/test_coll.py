@@ -41,6 +41,11 @@ def test_mistakes_are_named():
                     (lambda: session.reduce_scatter(x, x.astype(np.int32)), "float32 or bfloat16"),
                     (lambda: group.write_rows(x, first=1), "rows 1 to 5 of the 4"),
                     (lambda: group.fetch_rows(np.zeros(4, np.int64), x), "must be int32"),
+                    (lambda: group.write_rows(x[:, :4].copy()), "row_bytes = 32"),
+                    (lambda: group.fetch_rows(np.zeros(4, np.int32), np.zeros((4, 4), np.float32)),
+                     "out is float32 [4, 4], rows of 16 bytes"),
+                    (lambda: group.fetch_rows(np.zeros(4, np.int32), np.zeros((4, 16), np.float32)),
+                     "rows of 64 bytes"),
                     (lambda: group.session(rank=3), "rank 3 is not one of the 1 ranks")]:
                 with pytest.raises(crossdock.InvalidArgument) as caught:
                     call()
@@ -48,3 +53,42 @@ def test_mistakes_are_named():
         group.synchronize(TIMEOUT)
     with pytest.raises(crossdock.InvalidArgument, match="world is missing"):
         coll.Group(coll.Options())
+
+
+@pytest.mark.parametrize("field, value, text", [
+    ("session_bytes", -1, "session_bytes = -1 must be a whole number from 0 to 18446744073709551615"),
+    ("tensor_bytes", 1.5, "tensor_bytes = 1.5 must be a whole number"),
+    ("gathers", True, "gathers = True must be a whole number from 0 to 4294967295"),
+    ("row_bytes", 1 << 32, "row_bytes = 4294967296 must be a whole number"),
+    ("reduce", "yes", "reduce = 'yes' must be True or False"),
+    ("wait", "long", "wait = 'long' must be a number of seconds"),
+    ("wait", -1.0, "wait")])
+def test_options_that_are_none_are_named(field, value, text):
+    with pytest.raises(crossdock.InvalidArgument) as caught:
+        coll.sizes(coll.Options(**{field: value}), 2)
+    assert text in caught.value.message, caught.value.message
+
+
+def test_a_reset_makes_a_group_good_that_lost_a_peer():
+    options = coll.Options(session_bytes=4096, tensor_bytes=64, wait=0.2)
+    with coll.Group(options, world=2, backend="twin") as group:
+        group.receive(np.zeros(64, np.uint8), 1, rank=0)
+        with pytest.raises(crossdock.PeerLost, match="rank 1"):
+            group.synchronize(TIMEOUT)
+        with pytest.raises(crossdock.PeerLost, match="rank 1"):
+            group.check()
+        group.reset(TIMEOUT)
+        group.check()
+        out = np.zeros(64, np.uint8)
+        group.send(np.arange(64, dtype=np.uint8), 1, rank=0)
+        group.receive(out, 0, rank=1)
+        group.synchronize(TIMEOUT)
+        np.testing.assert_array_equal(out, np.arange(64))
+
+
+def test_a_group_may_go_while_it_waits_and_with_what_it_was_given():
+    group = coll.Group(coll.Options(tensor_bytes=1 << 20, wait=3600.0), world=2, backend="twin")
+    group.send(np.ones(1 << 20, np.uint8), 1, rank=0)
+    group.receive(np.ones(1 << 20, np.uint8), 1, rank=0)  # which never comes
+    group.close()
+    group.close()

@@ -45,10 +45,13 @@ class Extras:
     def close(self) -> None:
         self._session = None
         self._inplace.clear()
-        for group in (self._gathers, self._pipeline, self._table):
-            if group is not None:
-                self._rank.leave(group)
+        groups = (self._gathers, self._pipeline, self._table)
         self._gathers = self._pipeline = self._table = None
+        # All of them, whatever one of them says of a rank that has failed.
+        with contextlib.ExitStack() as last:
+            for group in groups:
+                if group is not None:
+                    last.callback(self._rank.leave, group)
 
     def _make(self, old: Optional[coll.Group], options: coll.Options) -> coll.Group:
         if old is not None:
