@@ -1,6 +1,8 @@
 """Buffer's low-latency calls, in the twin: what DeepEP's script for them checks, against a reference of our
 own."""
 # SPDX-License-Identifier: Apache-2.0
+import gc
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,25 @@ def test_a_combine_whose_hook_was_not_called_ends_with_the_next(kit):
         check_combine(buffer, kit, case, handle, sent, 1, hooked=True)
         for seed in (1, 2):
             check_combine(buffer, kit, case, dispatch(buffer, kit, case, sent[rank])[2], sent, seed)
+        buffer.destroy()
+
+    run(2, one)
+
+
+def test_a_combine_whose_handle_and_hook_are_dropped_does_not_keep_its_slot():
+    case, kit = Case(), NumPyKit()
+
+    def one(group):
+        buffer, rank, sent = deep_ep.Buffer(group, low_latency_mode=True), group.rank(), case.sent()
+        for dropped in (True, False, True, False, False, False):
+            handle = dispatch(buffer, kit, case, sent[rank])[2]
+            if dropped:
+                buffer.low_latency_combine(kit.bf16(made_by(case, rank, 0)), kit.array(sent[rank].ids),
+                                           kit.array(sent[rank].weights), handle, return_recv_hook=True)
+            else:
+                check_combine(buffer, kit, case, handle, sent, 1)
+            del handle
+            gc.collect()
         buffer.destroy()
 
     run(2, one)

@@ -202,8 +202,10 @@ class ElasticBuffer:
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False,
                 sequential: bool = True) -> None:
         """What comes later on the current stream begins when all ranks have come here; with
-        ``with_cpu_sync`` the host waits too. It is a dispatch without tokens."""
-        self._calls.barrier(use_comm_stream, with_cpu_sync)
+        ``with_cpu_sync`` the host waits too. It is a dispatch without tokens, on the current stream. Calls
+        of a buffer come one after the other on whatever streams, so ``use_comm_stream`` and ``sequential``
+        have no effect."""
+        self._calls.barrier(with_cpu_sync)
 
     # ---- gathers -----------------------------------------------------------------------------------
 

@@ -96,7 +96,8 @@ class ElasticCalls:
         frame = frame_of(rows, "x")
         world = again.world if again else self.world(self._shape(frame, rows, scales, ids, wanted),
                                                      max(int(rows.shape[0]), wanted.most))
-        world.notice()
+        if again:
+            world.notice()
         with self._lane.call(order.previous, order.asynchronous, order.on_comm_stream) as call:
             _wait_also(order.before_epilogue)
             region, lend = world.take()
@@ -214,7 +215,7 @@ class ElasticCalls:
 
     # ---- barrier -----------------------------------------------------------------------------------
 
-    def barrier(self, on_comm_stream: bool, with_cpu_sync: bool) -> None:
+    def barrier(self, with_cpu_sync: bool) -> None:
         size = self._rank.size()
         world = self.world(Shape(experts=size, top_k=1, hidden=8, wide_ids=False), 1)
         like = world.memory

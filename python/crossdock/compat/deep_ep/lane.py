@@ -77,9 +77,9 @@ class Lane:
         before = event_of(previous_event)
         if not asynchronous and before is None:
             self._follow(current)
-            call = Call(current, current, False)
-            yield call
+            # What a call put on its stream before it raised is followed by later calls like all else.
             self._last = current
+            yield Call(current, current, False)
             return
         stream = self.stream
         assert stream is not None
@@ -89,10 +89,12 @@ class Lane:
             stream.wait_event(before.event)
         self._follow(stream)
         call = Call(stream, current, asynchronous)
-        with cuda.stream(stream):
-            yield call
-        call.end()
         self._last = stream
+        try:
+            with cuda.stream(stream):
+                yield call
+        finally:
+            call.end()
 
     def _follow(self, stream: Any) -> None:
         """Calls of a rank come one after the other, on whatever streams. Where a stream is captured, what

@@ -29,6 +29,14 @@ Hook = Callable[[], None]
 __all__ = ["LowLatency", "LowLatencyHandle"]
 
 
+@dataclasses.dataclass
+class Pending:
+    """A combine that has been sent. Its slot is good again when it has been received, so somebody has to do
+    that even when its caller has dropped the handle and the hook."""
+
+    receive: Hook
+
+
 class LowLatencyHandle:
     """(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), as a sequence; the
     first two are made when they are asked for.
@@ -42,12 +50,11 @@ class LowLatencyHandle:
         self.world, self.ep, self.expanded = world, handle, expanded
         self.max_tokens = max_tokens
         self.scratch: Optional[Array] = None  #: of get_next_low_latency_combine_buffer
-        self.receive: Hook = _nothing  #: of a combine that has been sent
+        self.pending = Pending(_nothing)
         self._counts: Optional[Array] = counts
 
     def expire(self) -> None:
         """A later dispatch needs the slot."""
-        self.receive()
         self._counts = None
         self.ep.close()
 
@@ -113,7 +120,8 @@ class LowLatency:
         self._rank, self._lane, self._settings, self._shrink = rank, lane, settings, shrink
         self._worlds: dict[Tuple[Shape, int], FewWorld] = {}
         self._waits: dict[int, Array] = {}
-        self._held: dict[int, list[weakref.ref[LowLatencyHandle]]] = {}  # of each world, the last SLOTS
+        # Of each world, the last SLOTS results.
+        self._held: dict[int, list[Tuple[weakref.ref[LowLatencyHandle], Pending]]] = {}
         self._masked: set[int] = set()  # by the caller, for worlds that are made later
 
     def close(self) -> None:
@@ -179,7 +187,7 @@ class LowLatency:
                 deliver()
             call.keep(frame, x, ids, expanded.rows, scales, counts, counted)
         kept = LowLatencyHandle(world, handle, expanded, counts, most)
-        self._held.setdefault(id(world), []).append(weakref.ref(kept))
+        self._held.setdefault(id(world), []).append((weakref.ref(kept), kept.pending))
         out = expanded.rows if scales is None else (expanded.rows, frame.swap_last(scales))
         return out, counts, kept, call.event, _once(receive if hooked else None)
 
@@ -187,7 +195,9 @@ class LowLatency:
         """Slots are used in turns: the result from two dispatches ago ends, as its caller knows."""
         held = self._held.setdefault(id(world), [])
         while len(held) >= SLOTS:
-            handle = held.pop(0)()
+            kept, pending = held.pop(0)
+            pending.receive()
+            handle = kept()
             if handle is not None:
                 handle.expire()
 
@@ -228,7 +238,7 @@ class LowLatency:
         shape = (world.shape.experts // world.rank.size(), rows, world.shape.hidden)
         if tuple(int(n) for n in x.shape) != shape:
             raise InvalidArgument(f"deep_ep low_latency_combine: x is {tuple(x.shape)}: it must be {shape}")
-        handle.receive()  # of a combine before this one
+        handle.pending.receive()  # of a combine before this one
         with self._lane.call(None, asynchronous) as call:
             world.bring_weights(frame, handle.ep, ids, weights)
             world.group.reduce_rows(handle.ep, x, rows_per_expert=rows, weighted=True)
@@ -247,8 +257,8 @@ class LowLatency:
                 later.keep(frame, made)
 
         if hooked:
-            handle.receive = _once(receive)
-        return made, call.event, handle.receive if hooked else _nothing
+            handle.pending.receive = _once(receive)
+        return made, call.event, handle.pending.receive if hooked else _nothing
 
     # ---- ranks that are left out -------------------------------------------------------------------
 

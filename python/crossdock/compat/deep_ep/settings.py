@@ -7,9 +7,11 @@ import os
 
 from ... import ep
 from ...errors import InvalidArgument
-from .world import Shape
+from .world import TOKENS_OF_AN_SM, Shape
 
 __all__ = ["Settings"]
+
+_MOST_CHOICES = 1 << 30  # of all tokens that a rank can get
 
 
 def _number(name: str, default: int) -> int:
@@ -50,11 +52,13 @@ class Settings:
 
     def least_tokens(self, shape: Shape, world: int, room: int) -> int:
         """How many tokens a group is made for at least: as many as its memory can be for in ``room``
-        bytes."""
+        bytes, and as the SMs of a dispatch are enough for."""
         if self.max_tokens:
             return self.max_tokens
         options = ep.Options(experts=shape.experts, top_k=shape.top_k, max_tokens=1024,
                              hidden=shape.hidden, row_bytes=shape.row_bytes,
                              scale_bytes=shape.scale_bytes, slots=1, fall_back=False, cast=shape.cast)
         sizes = ep.sizes(options, world)
-        return room * 1024 // (self.regions * sizes.rows_bytes + sizes.input_bytes)
+        tokens = room * 1024 // (self.regions * sizes.rows_bytes + sizes.input_bytes)
+        most = min(TOKENS_OF_AN_SM * self.sms(world)[0], _MOST_CHOICES // (world * shape.top_k))
+        return min(tokens, most // 32 * 32)

@@ -22,9 +22,11 @@ from ...errors import Busy, InvalidArgument
 from .events import EventHandle
 from .ranks import Rank
 
-__all__ = ["Region", "Shape", "World", "capturing"]
+__all__ = ["TOKENS_OF_AN_SM", "Region", "Shape", "World", "capturing"]
 
 _LINE = 128
+#: The most that the counts of one SM of a dispatch have room for.
+TOKENS_OF_AN_SM = 4094
 
 
 def capturing() -> bool:
@@ -70,10 +72,11 @@ class World:
                   rank.gather(json.dumps([dataclasses.asdict(shape), tokens, *sms]).encode(), timeout)]
         self._check(agreed)
         self.max_tokens = -(-max(each[1] for each in agreed) // 32) * 32
+        fewest = -(-self.max_tokens // TOKENS_OF_AN_SM)  # SMs, whatever the caller would have
         options = ep.Options(
             experts=shape.experts, top_k=shape.top_k, max_tokens=self.max_tokens, hidden=shape.hidden,
             row_bytes=shape.row_bytes, scale_bytes=shape.scale_bytes, wide_ids=shape.wide_ids, slots=0,
-            fall_back=False, user_bytes=_LINE, dispatch_sms=[each[2] for each in agreed],
+            fall_back=False, user_bytes=_LINE, dispatch_sms=[max(each[2], fewest) for each in agreed],
             combine_sms=[each[3] for each in agreed], wait=wait, cast=shape.cast,
             expert_alignment=shape.alignment, host_counts=shape.host_counts,
             expand_sms=shape.expand_sms)
