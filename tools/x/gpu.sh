@@ -57,7 +57,7 @@ x_gpu() {
   cmake --build build/gpu --parallel "$(build_jobs)" --target "${targets[@]}" >&2
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
   mkdir -p "$json"
-  # A failure does not keep the rest from running: time on such a host is short.
+  # A failure does not keep the rest from running.
   local broken=()
   rm -rf "$CROSSDOCK_JIT_CACHE_DIR"
   gpu_bench jit "$json" --cache-dir "$CROSSDOCK_JIT_CACHE_DIR" || broken+=("bench jit")
