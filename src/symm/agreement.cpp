@@ -11,7 +11,6 @@
 
 #include <crossdock/symm/group_options.hpp>
 
-#include "base/config.hpp"
 #include "wire/checksum.hpp"
 
 namespace crossdock::symm {
@@ -145,22 +144,31 @@ Result<> place_ranks(Agreement& agreement) {
   return {};
 }
 
+const char* sharing_of(const Proposal& p) {
+  return p.share_gpus != 0 ? "true" : "false";
+}
+
+// What is allowed is what all allow, not what the process allows that looks.
 Result<> check_devices(const Proposals& all) {
+  const Proposal& first = all.front();
   std::map<std::string, std::uint32_t> rank_of;
-  for (const Proposal& p : all)
+  for (const Proposal& p : all) {
+    if (p.share_gpus != first.share_gpus)
+      return incompatible(fmt::format(
+          "rank {} has symm.share_gpus = {}, rank {} has {}: set it alike in all processes",
+          p.first_rank, sharing_of(p), first.first_rank, sharing_of(first)));
     for (const message::ProposedRank& r : p.ranks) {
       if (r.device.empty()) continue;
       const auto [found, fresh] = rank_of.emplace(r.device, r.rank);
-      if (fresh) continue;
-      CROSSDOCK_TRY(config, base::Config::load());
-      if (!config.boolean("symm.share_gpus"))
-        return invalid_argument(fmt::format(
-            "rank {} and rank {} are on the same GPU, {}: every rank needs a GPU of its own (with "
-            "CUDA_VISIBLE_DEVICES, devices of each process count from 0), or symm.share_gpus = "
-            "true "
-            "for tests",
-            found->second, r.rank, r.device));
+      if (fresh || first.share_gpus != 0) continue;
+      return invalid_argument(fmt::format(
+          "rank {} and rank {} are on the same GPU, {}: every rank needs a GPU of its own (with "
+          "CUDA_VISIBLE_DEVICES, devices of each process count from 0), or symm.share_gpus = "
+          "true "
+          "for tests",
+          found->second, r.rank, r.device));
     }
+  }
   return {};
 }
 

@@ -172,6 +172,14 @@ message::Proposal GroupBuilder::proposal(const Result<>& begun) const {
     p.generation = group_->generation_;
     p.token = group_->meeting_->token();
   }
+  if (options.backend == Backend::kGpu) {
+    const auto config = base::Config::load();
+    if (!config.ok()) {
+      p.failure = to_failure(config.error(), current_rank_);
+      return p;
+    }
+    p.share_gpus = config->boolean("symm.share_gpus") ? 1 : 0;
+  }
   p.fabric = 1;
   for (std::size_t i = 0; i < options.ranks.size(); ++i) {
     message::ProposedRank rank{.rank = options.ranks[i].rank};

@@ -79,6 +79,7 @@ void fields(Codec& c, Field<Codec, Proposal> p) {
   text<Codec>(c, "host", p.host);
   text<Codec>(c, "socket", p.socket);
   c.u8("fabric", p.fabric);
+  c.u8("share gpus", p.share_gpus);
   c.u8("elastic", p.elastic);
   c.u64("generation", p.generation);
   c.u64("token", p.token);

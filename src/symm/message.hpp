@@ -23,7 +23,7 @@
 
 namespace crossdock::symm::message {
 
-inline constexpr std::uint16_t kProtocol = 2;
+inline constexpr std::uint16_t kProtocol = 3;
 // Limits of one message.
 inline constexpr std::uint32_t kMostRanks = 1024;
 inline constexpr std::uint32_t kMostAreas = 64;
@@ -66,6 +66,7 @@ struct Proposal {
   std::string host = {};         // equal on processes that can pass descriptors to each other
   std::string socket = {};       // abstract name on which this process takes descriptors
   std::uint8_t fabric = 0;       // 1: all its GPUs have fabric handles
+  std::uint8_t share_gpus = 0;   // 1: ranks may be on one GPU (symm.share_gpus)
   std::uint8_t elastic = 0;      // 1: seats may be vacant, and windows be kept from before
   std::uint64_t generation = 0;  // of an elastic group
   std::uint64_t token = 0;       // names the process and its windows

@@ -208,6 +208,23 @@ TEST_P(SymmGpuProcesses, TheSameGpuTwiceIsToldToBoth) {
   expect_nothing_left(0);
 }
 
+TEST_P(SymmGpuProcesses, RanksShareAGpuIfAllProcessesSayTheSame) {
+  start(2, [](SymmWorkerOptions& o) {
+    o.device = 2;
+    if (o.member == 1) o.share_gpus = "true";
+  });
+  EXPECT_THAT(ask_all(workers_, "create"),
+              Each(HasSubstr("rank 1 has symm.share_gpus = true, rank 0 has false")));
+  workers_.clear();
+  start(2, [](SymmWorkerOptions& o) {
+    o.device = 2;
+    o.share_gpus = "true";
+    o.name = "alike";
+  });
+  EXPECT_THAT(ask_all(workers_, "create"), Each("ok"));
+  EXPECT_THAT(ask_all(workers_, "destroy"), Each("ok"));
+}
+
 TEST_P(SymmGpuProcesses, AGpuThatDoesNotExistIsToldToAll) {
   start(2, [](SymmWorkerOptions& o) {
     if (o.member == 1) o.device = 9;

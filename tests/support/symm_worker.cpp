@@ -48,6 +48,7 @@ std::vector<std::string> to_arguments(const SymmWorkerOptions& o) {
           "cuda=" + o.cuda,
           "fake_bytes=" + n(o.fake_bytes),
           "visible=" + o.visible,
+          "share_gpus=" + o.share_gpus,
           "cache=" + o.cache,
           "elastic=" + n(o.elastic),
           "fewest=" + n(o.fewest),
@@ -79,6 +80,7 @@ SymmWorkerOptions from_arguments(int argc, char** argv) {
   o.cuda = values["cuda"];
   o.fake_bytes = static_cast<std::uint64_t>(number("fake_bytes"));
   o.visible = values["visible"];
+  o.share_gpus = values["share_gpus"];
   o.cache = values["cache"];
   o.elastic = static_cast<int>(number("elastic"));
   o.fewest = static_cast<std::uint32_t>(number("fewest"));
@@ -287,6 +289,8 @@ bool is_symm_worker(int argc, char** argv) {
 int symm_worker_main(int argc, char** argv) {
   const SymmWorkerOptions options = from_arguments(argc, argv);
   if (!options.visible.empty()) ::setenv("CUDA_VISIBLE_DEVICES", options.visible.c_str(), 1);
+  if (!options.share_gpus.empty())
+    ::setenv("CROSSDOCK_SYMM_SHARE_GPUS", options.share_gpus.c_str(), 1);
   Worker worker(options);
   std::string command;
   while (base::hear_parent(command)) {

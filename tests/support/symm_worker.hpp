@@ -46,6 +46,7 @@ struct SymmWorkerOptions {
   std::string cuda = {};            // a driver library; empty: as configured
   std::uint64_t fake_bytes = 0;     // memory of the fake GPUs
   std::string visible = {};         // CUDA_VISIBLE_DEVICES
+  std::string share_gpus = {};      // symm.share_gpus; empty: as configured
   std::string cache = {};           // folder for compiled kernels
   int elastic = 0;                  // 1: a group with a meeting place, `name` in `store`
   std::uint32_t fewest = 0;         // of MeetingPlace

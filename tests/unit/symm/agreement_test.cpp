@@ -83,7 +83,7 @@ TEST(Agreement, NamesBothSidesOfADisagreement) {
        {"rank 1 has crossdock 0.2.0, rank 0 has 0.1.0: install one version"}},
       {[](Proposal& p) { p.protocol = 9; },
        Code::kIncompatible,
-       {"rank 1 speaks protocol 9", "rank 0 speaks 2"}},
+       {"rank 1 speaks protocol 9", "rank 0 speaks 3"}},
       {[](Proposal& p) { p.ranks[0].device = "GPU-0"; },
        Code::kInvalidArgument,
        {"rank 0 and rank 1 are on the same GPU, GPU-0"}},
@@ -117,6 +117,20 @@ TEST(Agreement, NamesBothSidesOfADisagreement) {
   }
 }
 
+TEST(Agreement, RanksShareAGpuWhereAllProcessesAllowIt) {
+  Proposal a = proposal(0, 2);
+  Proposal b = proposal(1, 2);
+  b.ranks[0].device = a.ranks[0].device;
+  EXPECT_EQ(agree_on({a, b}).code(), Code::kInvalidArgument);
+  a.share_gpus = 1;
+  const auto differ = agree_on({a, b});
+  ASSERT_EQ(differ.code(), Code::kIncompatible);
+  EXPECT_THAT(differ.error().message, HasSubstr("rank 1 has symm.share_gpus = false, rank 0 has "
+                                                "true: set it alike in all processes"));
+  b.share_gpus = 1;
+  EXPECT_TRUE(agree_on({a, b}).ok());
+}
+
 TEST(Agreement, FabricHandlesBridgeHosts) {
   Proposal a = proposal(0, 2);
   Proposal b = proposal(1, 2);
@@ -142,7 +156,7 @@ TEST(Agreement, SomethingElseThanAProposalIsNamed) {
   newer.protocol = message::kProtocol + 1;
   const auto verdict =
       agree({message::encode(proposal(0, 2)).value(), message::encode(newer).value() + "and more"});
-  EXPECT_THAT(verdict.error().message, HasSubstr("speaks protocol 3"));
+  EXPECT_THAT(verdict.error().message, HasSubstr("speaks protocol 4"));
 }
 
 TEST(Agreement, SeatsOfElasticGroupsMayBeVacant) {
