@@ -69,6 +69,9 @@ class Options:
     #: At most 8 of the few tokens travel in packets that are valid by themselves, which takes more bytes
     #: and fewer waits. Not with ``mask_late``.
     small_packets: bool = True
+    #: Combines of few tokens may have compressed rows (``payload``). Needs ``small_tokens`` and
+    #: ``hidden % 512 == 0``, and room: 0.64 of the expert outputs of the small slots.
+    compressed: bool = False
     #: Ranks may be masked (:meth:`Group.mask`): one goes on without them. Needs ``combine="pull"``.
     masks: bool = False
     #: A rank that has not come by then is masked by the kernel itself, and the call goes on without it.
@@ -133,10 +136,11 @@ def default_expand_sms(world: int, top_k: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Sums over all dispatches of a rank."""
+    """Sums over all dispatches and combines of a rank."""
 
     expert_selections: list[int]  #: of the experts of the rank
     source_wait_ns: list[int]  #: waiting for the rows of each rank
+    combine_wait_ns: list[int]  #: until each rank's rows were ready to be combined
 
 
 class Received:
@@ -558,19 +562,24 @@ class Group(RankOwner):
                         (rows, scales, weights, sources), rows_per_expert, scales_by_column)
 
     def reduce_rows(self, handle: Handle, by_place: Array, *, weighted: bool = False,
-                    rows_per_expert: int = 0, stream: Optional[Stream] = None) -> None:
+                    rows_per_expert: int = 0, payload: str = "bf16",
+                    stream: Optional[Stream] = None) -> None:
         """Adds what the experts have made of each received row, bf16 ``[places, hidden]`` in the order
         of :class:`Grouped` (with ``rows_per_expert``: of the rows of a masked layout), into its row of
         ``handle.expert_input``: in the order of the choices, in fp32, times the weights if
-        ``weighted``. After ``group_rows`` of the same handle."""
+        ``weighted``. After ``group_rows`` of the same handle. ``payload``: other than "bf16" the sums are
+        written in that format, for a :meth:`combine` with the same payload and ``packed=True``, and
+        ``handle.expert_input`` stays as it is."""
         if rows_per_expert and len(by_place.shape) == 3:
             by_place = by_place.reshape((-1, by_place.shape[-1]))
-        self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, stream)
+        self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, payload,
+                                 stream)
 
     def combine(self, handle: Handle, rows: Optional[Array] = None, *,
                 row_weights: Optional[Array] = None, out: Optional[Array] = None,
                 bias: Union[Array, Sequence[Array]] = (),
-                weights: Union[bool, Array] = False, stream: Optional[Stream] = None) -> Any:
+                weights: Union[bool, Array] = False, payload: str = "bf16", packed: bool = False,
+                stream: Optional[Stream] = None) -> Any:
         """Brings the rows of ``handle.expert_input`` of all ranks back: the sum for each token this rank
         sent, bf16 [tokens, hidden], in fp32 in the order of the ranks, so its bits are the same in every
         run. ``bias``: one or two arrays like the output, added first. ``out``: where the sum goes; by
@@ -580,7 +589,12 @@ class Group(RankOwner):
         ``rows``, bf16 [rows that arrived, hidden], and ``row_weights``, [rows that arrived, top_k]: what
         the experts have made, in the order of the received rows, where it is not in
         ``handle.expert_input``. It is copied there when peers have read what was there before, so that a
-        handle may be combined again at once."""
+        handle may be combined again at once.
+
+        ``payload``: how rows travel, the same on all ranks: "bf16", or on the small path of a group with
+        ``Options.compressed`` "fp8" (half of the bytes, errors of a value up to 1/16 of it) or "logfmt10"
+        (0.64 of them, errors of a percent). A handful of tokens stays bf16. ``packed``: :meth:`reduce_rows`
+        has written them in that format; else a launch before the combine does."""
         native = handle._native
         biases = list(bias) if isinstance(bias, (list, tuple)) else [bias]
         if out is None:
@@ -590,18 +604,21 @@ class Group(RankOwner):
             wanted = _arrays.empty(self._native, native, native.tokens, native.top_k, "float32")
         elif weights is not False:
             wanted = weights
-        self._native.combine(native, out, wanted, biases, rows, row_weights, False, stream)
+        self._native.combine(native, out, wanted, biases, rows, row_weights, False, payload, packed,
+                             stream)
         return out if wanted is None else (out, wanted)
 
-    def combine_send(self, handle: Handle, *, stream: Optional[Stream] = None) -> None:
+    def combine_send(self, handle: Handle, *, payload: str = "bf16", packed: bool = False,
+                     stream: Optional[Stream] = None) -> None:
         """The first half of a combine: tells the others that ``handle.expert_input`` is ready. One of a
-        rank at a time, of few tokens one of each small slot, until :meth:`combine_receive`."""
-        self._native.combine_send(handle._native, stream)
+        rank at a time, of few tokens one of each small slot, until :meth:`combine_receive`. ``payload``
+        and ``packed``: as for :meth:`combine`; the second half knows them."""
+        self._native.combine_send(handle._native, payload, packed, stream)
 
     def combine_receive(self, handle: Handle, *, out: Array, stream: Optional[Stream] = None) -> Array:
         """The second half: waits for the others' rows and puts the sums into ``out``, bf16 [tokens,
         hidden]."""
-        self._native.combine(handle._native, out, None, [], None, None, True, stream)
+        self._native.combine(handle._native, out, None, [], None, None, True, "bf16", False, stream)
         return out
 
     def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:
@@ -620,16 +637,16 @@ class Group(RankOwner):
         self._native.reset(timeout)
 
     def statistics(self, rank: Optional[int] = None, timeout: float = 10.0) -> Statistics:
-        """Kept by the device over all dispatches; copied when asked for."""
-        selections, waits = self._native.statistics(self._rank(rank), timeout)
-        return Statistics(selections, waits)
+        """Kept by the device over all dispatches and combines; copied when asked for."""
+        return Statistics(*self._native.statistics(self._rank(rank), timeout))
 
-    def statistics_memory(self, rank: Optional[int] = None) -> Tuple[Array, Array]:
+    def statistics_memory(self, rank: Optional[int] = None) -> Tuple[Array, Array, Array]:
         """The same where the device keeps it, as int64: selections of the experts of the rank, and
-        nanoseconds waited for each source. For kernels of the caller."""
+        nanoseconds waited for each rank by dispatches and by combines. For kernels of the caller."""
         library = _arrays.library_for(self._device(self._rank(rank)))
-        selections, waits = self._native.statistics_memory(self._rank(rank))
-        return _arrays.to_framework(selections, library), _arrays.to_framework(waits, library)
+        selections, waits, combines = (_arrays.to_framework(array, library) for array in
+                                       self._native.statistics_memory(self._rank(rank)))
+        return selections, waits, combines
 
     def _device(self, rank: int) -> int:
         return int(dict(self._native.ranks).get(rank, -1))

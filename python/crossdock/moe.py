@@ -295,6 +295,5 @@ class Layer(RankOwner):
 
     def statistics(self, rank: Optional[int] = None, timeout: float = 10.0) -> Statistics:
         """Of the layer and its siblings, over all forwards: choices of each expert of the rank, and waits
-        for the rows of each rank. Kept by the device, copied when asked for."""
-        selections, waits = self._native.statistics(self._rank(rank), timeout)
-        return Statistics(selections, waits)
+        for each rank in dispatch and combine. Kept by the device, copied when asked for."""
+        return Statistics(*self._native.statistics(self._rank(rank), timeout))

@@ -1,5 +1,7 @@
 // The class Group of crossdock._native. SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -79,18 +81,28 @@ void bind_calls(nb::class_<Group>& group) {
           "combine",
           [](Group& g, const Handle& handle, nb::object out, nb::object weights,
              std::vector<nb::object> bias, nb::object rows, nb::object row_weights,
-             bool receive_only, nb::object stream) {
+             bool receive_only, nb::object payload, bool packed, nb::object stream) {
             g.combine(handle,
-                      {std::move(out), std::move(weights), std::move(bias), std::move(rows),
-                       std::move(row_weights), receive_only},
+                      {std::move(out),
+                       std::move(weights),
+                       std::move(bias),
+                       std::move(rows),
+                       std::move(row_weights),
+                       receive_only,
+                       {payload_of(payload), packed}},
                       stream);
           },
           nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
           nb::arg("rows").none(), nb::arg("row_weights").none(), nb::arg("receive_only"),
-          nb::arg("stream").none())
+          nb::arg("payload"), nb::arg("packed"), nb::arg("stream").none())
       .def("dispatch_receive", &Group::dispatch_receive, nb::arg("handle"),
            nb::arg("stream").none())
-      .def("combine_send", &Group::combine_send, nb::arg("handle"), nb::arg("stream").none());
+      .def(
+          "combine_send",
+          [](Group& g, const Handle& handle, nb::object payload, bool packed, nb::object stream) {
+            g.combine_send(handle, {payload_of(payload), packed}, stream);
+          },
+          nb::arg("handle"), nb::arg("payload"), nb::arg("packed"), nb::arg("stream").none());
 }
 
 void bind_masks(nb::class_<Group>& group) {
@@ -119,11 +131,13 @@ void bind_layouts(nb::class_<Group>& group) {
       .def(
           "reduce_rows",
           [](Group& g, const Handle& handle, nb::object by_place, uint32_t rows_per_expert,
-             bool weighted, nb::object stream) {
-            g.reduce_rows(handle, {std::move(by_place), rows_per_expert, weighted}, stream);
+             bool weighted, nb::object payload, nb::object stream) {
+            g.reduce_rows(handle,
+                          {std::move(by_place), rows_per_expert, weighted, payload_of(payload)},
+                          stream);
           },
           nb::arg("handle"), nb::arg("by_place"), nb::arg("rows_per_expert"), nb::arg("weighted"),
-          nb::arg("stream").none())
+          nb::arg("payload"), nb::arg("stream").none())
       .def("reserve_copies", &Group::reserve_copies, nb::arg("rank"), nb::arg("copies"))
       .def("user_memory", &Group::user_memory, nb::arg("rank"))
       .def(
@@ -153,7 +167,7 @@ void bind_life(nb::class_<Group>& group) {
           "statistics",
           [](Group& g, uint32_t rank, double timeout) {
             const ep::Statistics got = g.statistics(rank, timeout);
-            return std::pair(got.expert_selections, got.source_wait_ns);
+            return std::tuple(got.expert_selections, got.source_wait_ns, got.combine_wait_ns);
           },
           nb::arg("rank"), nb::arg("timeout"))
       .def("close", &Group::close);

@@ -207,7 +207,7 @@ void Group::combine(const Handle& handle, const CombineArguments& a, nb::handle 
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
   value_or_raise(launch([&] {
     return a.receive_only ? box->group().combine_receive(*from, combined, on)
-                          : box->group().combine(*from, combined, on);
+                          : box->group().combine(*from, combined, a.how, on);
   }));
 }
 

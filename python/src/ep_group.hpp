@@ -35,12 +35,14 @@ struct ReduceArguments {
   nb::object by_place;
   uint32_t rows_per_expert = 0;
   bool weighted = false;
+  ep::Payload payload = ep::Payload::kBf16;
 };
 struct CombineArguments {
   nb::object out, weights;  // None: not wanted
   std::vector<nb::object> bias;
   nb::object rows, row_weights;  // of the experts; None: in the handle's expert input
   bool receive_only = false;     // the second half
+  ep::CombineOptions how = {};   // not of the second half
 };
 
 class Group {
@@ -54,7 +56,7 @@ class Group {
   Handle dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream);
   void combine(const Handle& handle, const CombineArguments& arguments, nb::handle stream);
   void dispatch_receive(const Handle& handle, nb::handle stream);
-  void combine_send(const Handle& handle, nb::handle stream);
+  void combine_send(const Handle& handle, const ep::CombineOptions& how, nb::handle stream);
   void mask(uint32_t rank, uint32_t peer, bool masked, nb::handle stream);
   void clear_mask(uint32_t rank, nb::handle stream);
   // `told`: int32 [world].
@@ -70,7 +72,7 @@ class Group {
   Array user_memory(uint32_t rank);
   // Bytes that a dispatch of such rows and scales (None: none) fills.
   uint64_t output_bytes(uint32_t rank, const DispatchArguments& arguments);
-  // expert_selections, source_wait_ns
+  // expert_selections, source_wait_ns, combine_wait_ns
   std::vector<Array> statistics_memory(uint32_t rank);
   void synchronize(double timeout, nb::handle stream);
   void check();

@@ -105,7 +105,8 @@ void Group::reduce_rows(const Handle& handle, const ReduceArguments& a, nb::hand
   const ep::ByPlace outputs{.rows = readable(t, handle.rank),
                             .row_stride = t.row_stride(),
                             .rows_per_expert = a.rows_per_expert,
-                            .weighted = a.weighted};
+                            .weighted = a.weighted,
+                            .payload = a.payload};
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
   value_or_raise(launch([&] { return box->group().reduce_rows(*from, outputs, on); }));
 }
@@ -143,7 +144,8 @@ std::vector<Array> Group::statistics_memory(uint32_t rank) {
     refuse("ep statistics: the group was made with statistics = False");
   const uint32_t experts = device::EpExperts::make(options_.experts, world_).count(rank);
   std::vector<Array> out = {vector(box, mutable_of(memory.expert_selections), carrier(8), experts),
-                            vector(box, mutable_of(memory.source_wait_ns), carrier(8), world_)};
+                            vector(box, mutable_of(memory.source_wait_ns), carrier(8), world_),
+                            vector(box, mutable_of(memory.combine_wait_ns), carrier(8), world_)};
   for (Array& array : out)
     array.device = device_of(rank);
   return out;

@@ -15,11 +15,11 @@ void Group::dispatch_receive(const Handle& handle, nb::handle stream) {
   value_or_raise(launch([&] { return box->group().dispatch_receive(*from, on); }));
 }
 
-void Group::combine_send(const Handle& handle, nb::handle stream) {
+void Group::combine_send(const Handle& handle, const ep::CombineOptions& how, nb::handle stream) {
   const auto [box, lock] = enter(handle.rank);
   const auto from = handle.open();
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
-  value_or_raise(launch([&] { return box->group().combine_send(*from, on); }));
+  value_or_raise(launch([&] { return box->group().combine_send(*from, how, on); }));
 }
 
 void Group::mask(uint32_t rank, uint32_t peer, bool masked, nb::handle stream) {

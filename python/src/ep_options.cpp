@@ -58,6 +58,15 @@ ep::Path path_of(nb::handle value) {
   raise(invalid_argument(fmt::format("path = {} must be \"auto\", \"small\" or \"large\"", name)));
 }
 
+ep::Payload payload_of(nb::handle value) {
+  const std::string name = text_of(value);
+  if (name == "bf16") return ep::Payload::kBf16;
+  if (name == "fp8") return ep::Payload::kFp8;
+  if (name == "logfmt10") return ep::Payload::kLogFmt10;
+  raise(invalid_argument(
+      fmt::format("payload = {} must be \"bf16\", \"fp8\" or \"logfmt10\"", name)));
+}
+
 namespace {
 
 std::uint64_t bytes_of(nb::handle value, const char* name) {
@@ -115,6 +124,7 @@ ep::Options options_of(nb::handle options) {
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);
   read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
   out.small_packets = nb::cast<bool>(options.attr("small_packets"));
+  out.compressed = nb::cast<bool>(options.attr("compressed"));
   out.masks = nb::cast<bool>(options.attr("masks"));
   out.mask_late = nb::cast<bool>(options.attr("mask_late"));
   out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));

@@ -14,6 +14,8 @@ namespace crossdock::python {
 ep::Options options_of(nb::handle options);
 // "auto", "small" or "large".
 ep::Path path_of(nb::handle value);
+// "bf16", "fp8" or "logfmt10".
+ep::Payload payload_of(nb::handle value);
 nb::dict dict_of(const ep::Sizes& sizes);
 // `value` as a number of 32 bits; `name` is for the message.
 std::uint32_t number_of(nb::handle value, const char* name);

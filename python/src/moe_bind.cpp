@@ -1,5 +1,7 @@
 // The classes MoeLayer and MoeForward of crossdock._native. SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -99,7 +101,7 @@ void bind_life(nb::class_<Layer>& layer) {
           "statistics",
           [](Layer& l, uint32_t rank, double timeout) {
             const ep::Statistics got = l.statistics(rank, timeout);
-            return std::pair(got.expert_selections, got.source_wait_ns);
+            return std::tuple(got.expert_selections, got.source_wait_ns, got.combine_wait_ns);
           },
           nb::arg("rank"), nb::arg("timeout"))
       .def("sibling", &Layer::sibling)

@@ -101,17 +101,20 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   return expand_afterwards(std::move(handle), beside ? nullptr : how.expanded, stream);
 }
 
-Result<> Core::combine(const Handle& handle, const Combined& c, StreamPtr stream) {
+Result<> Core::combine(const Handle& handle, const Combined& c, const CombineOptions& how,
+                       StreamPtr stream) {
   CROSSDOCK_TRY(h, own_received(handle, "combine"));
-  return combine_halves(*h, c, Halves::kBoth, stream);
+  return combine_halves(*h, {c, how, Halves::kBoth}, stream);
 }
-Result<> Core::combine_send(const Handle& handle, StreamPtr stream) {
+Result<> Core::combine_send(const Handle& handle, const CombineOptions& how, StreamPtr stream) {
   CROSSDOCK_TRY(h, own_received(handle, "combine_send"));
-  return combine_halves(*h, {}, Halves::kTell, stream);
+  CROSSDOCK_CHECK_OK(combine_halves(*h, {{}, how, Halves::kTell}, stream));
+  h->told = how.payload;
+  return {};
 }
 Result<> Core::combine_receive(const Handle& handle, const Combined& c, StreamPtr stream) {
   CROSSDOCK_TRY(h, own_received(handle, "combine_receive"));
-  return combine_halves(*h, c, Halves::kAdd, stream);
+  return combine_halves(*h, {c, {.payload = h->told}, Halves::kAdd}, stream);
 }
 
 // The halves of a combine come in turns, and those of one combine after the other: what is told is
@@ -136,16 +139,29 @@ Result<u32*> Core::take_turn(RankState& state, const Handle::State& h, Halves ha
   return &told;
 }
 
-Result<> Core::combine_halves(Handle::State& h, const Combined& c, Halves halves,
-                              StreamPtr stream) {
-  CROSSDOCK_TRY(state, find(h.rank));
-  CROSSDOCK_TRY(told, take_turn(*state, h, halves));
+// Where a warp cannot take whole tokens it takes parts, and every warp has two.
+void Core::cut_rows(device::EpCombineParams& p, u32 blocks) const {
+  const device::EpCombineConfig config = combine_variant(p.send_blocks != 0);
+  const u32 warps = (blocks - p.send_blocks) * config.warps;
+  const u32 tokens = std::max(p.tokens.tokens, 1u);
+  const bool whole = whole_tokens(tokens, warps);
+  const u32 most_rows = std::min(window_.world, options_.top_k);
+  const u32 grain = p.payload == device::EpPayload::kBf16
+                        ? 0
+                        : device::ep_payload_grain(p.payload, config.stage_bytes, most_rows);
+  p.parts = device::EpParts::make(config.stage_bytes, p.input.row_bytes, most_rows,
+                                  whole ? 1 : device::ceil_div(2 * warps, tokens), grain);
+  if (!whole) p.parts.per_ticket = 1;
+}
+
+Result<device::EpCombineParams> Core::combine_params(RankState& state, const Handle::State& h,
+                                                     const CombineCall& call) const {
+  const Combined& c = call.combined;
   const u64 dense = u64{options_.hidden} * 2;
   const bool small = h.placement.slot->kind == SlotKind::kSmall;
-  device::EpCombineParams p =
-      small ? state->small[h.slot - options_.slots].combine : state->combine;
-  p.tells = halves != Halves::kAdd;
-  p.adds = halves != Halves::kTell;
+  device::EpCombineParams p = small ? state.small[h.slot - options_.slots].combine : state.combine;
+  p.tells = call.halves != Halves::kAdd;
+  p.adds = call.halves != Halves::kTell;
   p.output.rows = static_cast<u8*>(c.rows);
   p.output.row_stride = or_dense(c.row_stride, dense);
   p.output.weights = c.weights;
@@ -162,34 +178,45 @@ Result<> Core::combine_halves(Handle::State& h, const Combined& c, Halves halves
         "ep combine_receive: combine_send() has told the others to read expert_input(): leave "
         "Combined::experts empty");
   p.tokens = h.tokens;
-  p.routes = state->slots[h.slot]->routes();
+  p.routes = state.slots[h.slot]->routes();
   p.input_offset = h.placement.input_offset;
   p.slot = h.placement.input_slot;
-  p.source_ends = state->slots[h.slot]->source_ends();
-  const device::EpCombineConfig config = combine_variant(!small && window_.pushes);
-  const u32 blocks = p.adds ? combine_blocks_[h.rank] : 1;
-  const u32 warps = (combine_blocks_[h.rank] - p.send_blocks) * config.warps;
-  const u32 tokens = std::max(h.tokens.tokens, 1u);
-  const bool whole = whole_tokens(tokens, warps);
-  p.parts = device::EpParts::make(config.stage_bytes, options_.hidden * 2,
-                                  std::min(window_.world, options_.top_k),
-                                  whole ? 1 : device::ceil_div(2 * warps, tokens));
-  if (!whole) p.parts.per_ticket = 1;
-  std::optional<cuda::Stream> kept;
+  p.source_ends = state.slots[h.slot]->source_ends();
+  p.payload = payload_of(h, call.how.payload);
+  if (p.payload != device::EpPayload::kBf16) p.input = ep_packed_input(p.input, p.payload);
+  return p;
+}
+
+Result<> Core::combine_halves(Handle::State& h, const CombineCall& call, StreamPtr stream) {
+  CROSSDOCK_TRY(state, find(h.rank));
+  CROSSDOCK_TRY(told, take_turn(*state, h, call.halves));
+  if (call.halves != Halves::kAdd) CROSSDOCK_CHECK_OK(check_how(h, call.how));
+  CROSSDOCK_TRY(p, combine_params(*state, h, call));
+  const bool packed = p.payload != device::EpPayload::kBf16;
+  const u32 blocks = packed ? packed_blocks(h.rank) : combine_blocks_[h.rank];
+  cut_rows(p, blocks);
   const symm::Rank& rank = group_->rank(h.rank);
   if (h.packets) {
     CROSSDOCK_CHECK_OK(combine_packets(h, p, stream));
-    *told = halves == Halves::kTell ? h.ticket : 0;
+    *told = call.halves == Halves::kTell ? h.ticket : 0;
     return {};
   }
-  CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
+  if (packed && p.tells && !call.how.packed)
+    CROSSDOCK_CHECK_OK(pack_input(*state, h, p.payload, stream));
+  std::optional<cuda::Stream> kept;
+  CROSSDOCK_TRY(launch_shape, shape(rank, p.adds ? blocks : 1, stream, kept));
   // A plane that the caller has elsewhere is copied from there; those of a copy always are.
+  const ExpertOutput& experts = call.combined.experts;
   ExpertInput from = h.copied() ? h.input : ExpertInput{};
-  if (c.experts.rows != nullptr) from.rows = const_cast<void*>(c.experts.rows);
-  if (c.experts.weights != nullptr) from.weights = const_cast<float*>(c.experts.weights);
+  if (experts.rows != nullptr) from.rows = const_cast<void*>(experts.rows);
+  if (experts.weights != nullptr) from.weights = const_cast<float*>(experts.weights);
   if (p.tells) CROSSDOCK_CHECK_OK(copy_in(*state, h, from, launch_shape));
-  CROSSDOCK_CHECK_OK(launcher_->launch(rank, small ? *small_combine_ : *combine_, launch_shape, p));
-  *told = halves == Halves::kTell ? h.ticket : 0;
+  const bool small = h.placement.slot->kind == SlotKind::kSmall;
+  const auto& kernel = packed  ? packed_combines_[static_cast<u32>(p.payload)]
+                       : small ? small_combine_
+                               : combine_;
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, *kernel, launch_shape, p));
+  *told = call.halves == Halves::kTell ? h.ticket : 0;
   return {};
 }
 

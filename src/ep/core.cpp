@@ -113,7 +113,7 @@ Result<> Core::prepare_rank(u32 r) {
   if (window_.copy_blocks != 0) CROSSDOCK_CHECK_OK(prepare_copies(state));
   if (options_.statistics) {
     CROSSDOCK_TRY(selections, rank.allocate(experts * 8));
-    CROSSDOCK_TRY(waits, rank.allocate(u64{window_.world} * 8));
+    CROSSDOCK_TRY(waits, rank.allocate(u64{window_.world} * 2 * 8));
     state.selections = std::move(selections);
     state.waits = std::move(waits);
   }
@@ -149,6 +149,7 @@ Result<> Core::prepare_rank(u32 r) {
   c.top_k = options_.top_k;
   c.state = d.state;
   c.masking = d.masking;
+  if (options_.statistics) c.rank_wait_ns = state.waits.as<u64>() + window_.world;
   for (u32 peer = 0; peer < window_.world; ++peer) {
     d.source_blocks[peer] = static_cast<u8>(dispatch_blocks_[peer]);
     c.source_blocks[peer] = static_cast<u8>(combine_blocks_[peer]);
@@ -175,9 +176,12 @@ Result<Statistics> Core::statistics(u32 rank, Deadline deadline) const {
     Statistics out;
     out.expert_selections.resize(experts);
     out.source_wait_ns.resize(window_.world);
+    out.combine_wait_ns.resize(window_.world);
     CROSSDOCK_CHECK_OK(on.read(out.expert_selections.data(), state.selections.address(),
                                experts * sizeof(u64), deadline));
     CROSSDOCK_CHECK_OK(on.read(out.source_wait_ns.data(), state.waits.address(),
+                               window_.world * sizeof(u64), deadline));
+    CROSSDOCK_CHECK_OK(on.read(out.combine_wait_ns.data(), state.waits.as<u64>() + window_.world,
                                window_.world * sizeof(u64), deadline));
     return out;
   }
@@ -186,8 +190,11 @@ Result<Statistics> Core::statistics(u32 rank, Deadline deadline) const {
 
 Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
   CROSSDOCK_TRY(state, find(rank));
+  if (!options_.statistics) return StatisticsMemory{};
+  const auto* const waits = state->waits.as<std::uint64_t>();
   return StatisticsMemory{.expert_selections = state->selections.as<std::uint64_t>(),
-                          .source_wait_ns = state->waits.as<std::uint64_t>()};
+                          .source_wait_ns = waits,
+                          .combine_wait_ns = waits + window_.world};
 }
 
 // Before a reset or a reform: handles from before are refused, and windows will be zero.

@@ -35,7 +35,7 @@ struct RankState {
   symm::LocalMemory state;     // EpState
   symm::LocalMemory previous;  // [2][most experts]
   symm::LocalMemory selections;
-  symm::LocalMemory waits;
+  symm::LocalMemory waits;       // [2][world]: of dispatches, then of combines
   symm::LocalMemory mask;        // EpMask
   symm::LocalMemory copy_words;  // of blocks that copy: device::EpCopyWords
   SlotLayout layout;
@@ -77,11 +77,12 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Result<Handle> dispatch(u32 rank, const Tokens& tokens, const DispatchOptions& how,
                           StreamPtr stream);
-  Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream);
+  Result<> combine(const Handle& handle, const Combined& combined, const CombineOptions& how,
+                   StreamPtr stream);
   Result<Handle> dispatch_send(u32 rank, const Tokens& tokens, const DispatchOptions& how,
                                StreamPtr stream);
   Result<> dispatch_receive(const Handle& handle, StreamPtr stream);
-  Result<> combine_send(const Handle& handle, StreamPtr stream);
+  Result<> combine_send(const Handle& handle, const CombineOptions& how, StreamPtr stream);
   Result<> combine_receive(const Handle& handle, const Combined& combined, StreamPtr stream);
   struct MaskChange {
     u32 set = 0;
@@ -192,8 +193,26 @@ class Core : public std::enable_shared_from_this<Core> {
   // As own(), and its rows have been received.
   Result<Handle::State*> own_received(const Handle& handle, const char* call) const;
   enum class Halves { kBoth, kTell, kAdd };
-  Result<> combine_halves(Handle::State& handle, const Combined& combined, Halves halves,
-                          StreamPtr stream);
+  struct CombineCall {
+    const Combined& combined;
+    CombineOptions how;
+    Halves halves;
+  };
+  Result<> combine_halves(Handle::State& handle, const CombineCall& call, StreamPtr stream);
+  // The parameters of a combine of the handle's rows, as far as its halves have them in common.
+  Result<device::EpCombineParams> combine_params(RankState& state, const Handle::State& handle,
+                                                 const CombineCall& call) const;
+  void cut_rows(device::EpCombineParams& params, u32 blocks) const;
+  // ---- compressed.cpp
+  Result<> prepare_compressed(Deadline deadline);
+  Result<> check_payload(const Handle::State& handle, Payload payload, const char* call) const;
+  Result<> check_how(const Handle::State& handle, const CombineOptions& how) const;
+  // The format in which the handle's rows travel if `wanted` is asked for.
+  static device::EpPayload payload_of(const Handle::State& handle, Payload wanted);
+  [[nodiscard]] u8* packed_rows(const RankState& state, const Handle::State& handle) const;
+  Result<> pack_input(RankState& state, const Handle::State& handle, device::EpPayload payload,
+                      StreamPtr stream);
+  [[nodiscard]] u32 packed_blocks(u32 rank) const;
   Result<u32*> take_turn(RankState& state, const Handle::State& handle, Halves halves) const;
   Result<const Handle::State*> reused(u32 rank, const Tokens& tokens,
                                       const DispatchOptions& how) const;
@@ -238,7 +257,7 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] static device::EpExpanded expanded_of(const Copied& from, const Expanded& to);
   Result<Slot*> grouped_slot(const Handle& handle, const char* call);
   [[nodiscard]] DispatchShape shape_of(u32 row_bytes, bool cast, u32 groups) const;
-  [[nodiscard]] device::EpArrived arrived_of(const Handle& handle) const;
+  [[nodiscard]] device::EpArrived arrived_of(const Handle::State& handle) const;
   [[nodiscard]] device::EpGrouping grouping_of(const Slot& slot) const;
   [[nodiscard]] device::EpOutputLayout output_of(const Tokens& tokens, u32 capacity) const;
 
@@ -255,6 +274,9 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Prepared<device::EpCombineParams>> combine_;
   std::vector<SmallVariant> small_variants_;
   std::optional<symm::Prepared<device::EpCombineParams>> small_combine_;
+  // With Options::compressed: by payload, without kBf16; and what makes such rows.
+  std::optional<symm::Prepared<device::EpCombineParams>> packed_combines_[device::kEpPayloads];
+  std::optional<symm::Prepared<device::EpReduceRowsParams>> pack_rows_;
   std::optional<symm::Prepared<device::EpMaskParams>> mask_;
   std::optional<symm::Prepared<device::EpPacketParams>> packets_[2];  // without and with a cast
   std::optional<symm::Prepared<device::EpPacketCombineParams>> packet_combine_;

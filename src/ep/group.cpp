@@ -115,7 +115,11 @@ Result<> Group::expand_rows(const Handle& handle, const Expanded& to, StreamPtr 
   return core_->expand_rows(handle, to, stream);
 }
 Result<> Group::combine(const Handle& handle, const Combined& combined, StreamPtr stream) {
-  return core_->combine(handle, combined, stream);
+  return core_->combine(handle, combined, {}, stream);
+}
+Result<> Group::combine(const Handle& handle, const Combined& combined, const CombineOptions& how,
+                        StreamPtr stream) {
+  return core_->combine(handle, combined, how, stream);
 }
 Result<Handle> Group::dispatch_send(std::uint32_t rank, const Tokens& tokens,
                                     const DispatchOptions& how, StreamPtr stream) {
@@ -125,7 +129,10 @@ Result<> Group::dispatch_receive(const Handle& handle, StreamPtr stream) {
   return core_->dispatch_receive(handle, stream);
 }
 Result<> Group::combine_send(const Handle& handle, StreamPtr stream) {
-  return core_->combine_send(handle, stream);
+  return core_->combine_send(handle, {}, stream);
+}
+Result<> Group::combine_send(const Handle& handle, const CombineOptions& how, StreamPtr stream) {
+  return core_->combine_send(handle, how, stream);
 }
 Result<> Group::combine_receive(const Handle& handle, const Combined& combined, StreamPtr stream) {
   return core_->combine_receive(handle, combined, stream);

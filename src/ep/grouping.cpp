@@ -13,7 +13,7 @@ Result<> Core::prepare_grouping(Deadline deadline) {
                                    kGroupThreads / device::kWarpSize, window_.areas.most_experts)};
   CROSSDOCK_TRY(group, launcher_->prepare(group_rows_kernel(), lists, deadline));
   CROSSDOCK_TRY(reduce,
-                launcher_->prepare(reduce_rows_kernel(),
+                launcher_->prepare(reduce_rows_kernel(false),
                                    {.threads = kReduceWarps * device::kWarpSize}, deadline));
   const device::EpExpandRowsConfig expand = expand_rows_variant();
   CROSSDOCK_TRY(
@@ -26,14 +26,14 @@ Result<> Core::prepare_grouping(Deadline deadline) {
   return {};
 }
 
-device::EpArrived Core::arrived_of(const Handle& handle) const {
-  const Received& got = handle.received();
+device::EpArrived Core::arrived_of(const Handle::State& handle) const {
+  const Received& got = handle.received;
   return {.source_ends = got.source_ends,
           .expert_counts = got.expert_counts,
           .ids = got.ids,
           .weights = got.weights,
           .world = window_.world,
-          .experts = handle.state_->experts,
+          .experts = handle.experts,
           .top_k = options_.top_k,
           .stride = got.source_stride};
 }
@@ -62,7 +62,7 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   const symm::Rank& rank = group_->rank(handle.rank());
   device::EpGroupRowsParams p{};
   p.common = rank.common(device::KernelId::kEpGroupRows, options_.wait);
-  p.arrived = arrived_of(handle);
+  p.arrived = arrived_of(*handle.state_);
   p.grouping = grouping_of(*slot);
   p.grouping.weights = handle.state_->weights ? slot->place_weights() : nullptr;
   p.pieces = slot->pieces();
@@ -116,7 +116,7 @@ Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr s
   CROSSDOCK_CHECK_OK(check_expanded(copied, to));
   device::EpExpandRowsParams p{};
   p.common = rank.common(device::KernelId::kEpExpandRows, options_.wait);
-  p.arrived = arrived_of(handle);
+  p.arrived = arrived_of(*handle.state_);
   p.grouping = grouping_of(*slot);
   p.from = {.rows = static_cast<const u8*>(got.rows),
             .scales = static_cast<const u8*>(got.scales),
@@ -139,9 +139,10 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   const u32 row_bytes = options_.hidden * 2;
   const u64 stride = outputs.row_stride == 0 ? row_bytes : outputs.row_stride;
   CROSSDOCK_CHECK_OK(check_by_place(handle, outputs, stride));
+  CROSSDOCK_CHECK_OK(check_payload(*handle.state_, outputs.payload, "reduce_rows"));
   device::EpReduceRowsParams p{};
   p.common = rank.common(device::KernelId::kEpReduceRows, options_.wait);
-  p.arrived = arrived_of(handle);
+  p.arrived = arrived_of(*handle.state_);
   p.positions = slot->positions();
   p.offsets = slot->offsets();
   p.rows_per_expert = outputs.rows_per_expert;
@@ -152,11 +153,16 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   // A copy's own memory is read by this rank only, in the order of the stream.
   CROSSDOCK_TRY(state, find(handle.rank()));
   if (!handle.copied()) p.free = free_of(*state, handle.state_->placement);
+  p.payload = payload_of(*handle.state_, outputs.payload);
+  const bool packs = p.payload != device::EpPayload::kBf16;
+  if (packs) p.input = packed_rows(*state, *handle.state_);
   p.row_bytes = row_bytes;
   p.weighted = outputs.weighted;
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, launcher_->num_sms(rank), stream, kept));
-  return launcher_->launch(rank, *reduce_rows_, launch_shape, p);
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, packs ? *pack_rows_ : *reduce_rows_, launch_shape, p));
+  handle.state_->packed = outputs.payload;
+  return {};
 }
 
 }  // namespace crossdock::ep

@@ -20,9 +20,11 @@ struct Handle::State {
   const u64* host_rows = nullptr;
   const u64* host_experts = nullptr;
   Placement placement;
-  bool weights = false;  // have been delivered
-  bool arrived = true;   // false between the halves of a dispatch
-  bool grouped = false;  // lists of its rows have been asked for
+  bool weights = false;             // have been delivered
+  bool arrived = true;              // false between the halves of a dispatch
+  bool grouped = false;             // lists of its rows have been asked for
+  Payload told = Payload::kBf16;    // how the rows of its combine_send() travel
+  Payload packed = Payload::kBf16;  // what reduce_rows() has been asked to write
   // For the second half of a small dispatch, beside what the slot's parameters say.
   device::EpOutputLayout output{};
   device::EpDispatchResult result{};

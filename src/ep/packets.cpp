@@ -76,6 +76,7 @@ Result<> Core::combine_packets(const Handle::State& h, const device::EpCombinePa
   p.output = c.output;
   p.state = c.state;
   p.masking = c.masking;
+  p.rank_wait_ns = c.rank_wait_ns;
   const u32 units = h.most_tokens * (device::ceil_div(p.row_words, device::kEpPartWords) + 1);
   p.send_blocks = c.tells ? blocks_for(units * window_.world) : 0;
   p.add_blocks = c.adds ? blocks_for(units) : 0;

@@ -29,6 +29,7 @@ Result<> Core::prepare_small(Deadline deadline) {
                                     .shared_bytes = device::ep_combine_shared(combine).bytes},
                                    deadline));
   small_combine_.emplace(std::move(kernel));
+  CROSSDOCK_CHECK_OK(prepare_compressed(deadline));
   return options_.small_packets ? prepare_packets(deadline) : Result<>();
 }
 
@@ -57,7 +58,7 @@ Result<> Core::prepare_small_rank(RankState& state) {
     c = state.combine;
     c.areas = {};
     c.areas.inputs = areas.inputs;
-    c.input = device::ep_input_layout(window_.small_capacity, options_.hidden * 2, options_.top_k);
+    c.input = small_input_layout(options_, window_.small_capacity);
     c.send_blocks = 0;
     c.state = slot.combines.as<device::EpState>();
     c.free_words = areas.free;

@@ -80,6 +80,11 @@ constexpr EpCombineConfig kSmallPull{.warps = 8,
                                      .send_stage_bytes = 0,
                                      .send_notes = 0,
                                      .small = true};
+constexpr EpCombineConfig packed_pull(EpPayload payload) {
+  EpCombineConfig config = kSmallPull;
+  config.payload = static_cast<u32>(payload);
+  return config;
+}
 // Eight warps for rows of up to 14 KiB, fewer for larger ones.
 constexpr std::array<EpSmallConfig, 4> kSmalls = {{{.warps = 8, .cast = false},
                                                    {.warps = 4, .cast = false},
@@ -102,7 +107,8 @@ KernelRef<EpCombineParams> combine() {
       Member{"warps", &C::warps}, Member{"stages", &C::stages},
       Member{"stage_bytes", &C::stage_bytes}, Member{"send_warps", &C::send_warps},
       Member{"send_stages", &C::send_stages}, Member{"send_stage_bytes", &C::send_stage_bytes},
-      Member{"send_notes", &C::send_notes}, Member{"small", &C::small});
+      Member{"send_notes", &C::send_notes}, Member{"small", &C::small},
+      Member{"payload", &C::payload});
 }
 
 template <EpDispatchConfig kConfig, class Params>
@@ -206,7 +212,9 @@ KernelRef<EpSmallParams> small_dispatch_kernel(const EpSmallConfig& config) {
     return config.warps == 8 ? small_dispatch<kSmalls[2]>() : small_dispatch<kSmalls[3]>();
   return config.warps == 8 ? small_dispatch<kSmalls[0]>() : small_dispatch<kSmalls[1]>();
 }
-KernelRef<EpCombineParams> small_combine_kernel() {
+KernelRef<EpCombineParams> small_combine_kernel(EpPayload payload) {
+  if (payload == EpPayload::kFp8) return combine<packed_pull(EpPayload::kFp8)>();
+  if (payload == EpPayload::kLogFmt10) return combine<packed_pull(EpPayload::kLogFmt10)>();
   return combine<kSmallPull>();
 }
 
@@ -257,11 +265,20 @@ KernelRef<EpGroupRowsParams> group_rows_kernel() {
   return make_kernel<kConfig>(KernelId::kEpGroupRows, "ep_group_rows", "EpGroupRowsConfig",
                               &kernel::ep_group_rows<kConfig>, Member{"threads", &C::threads});
 }
-KernelRef<EpReduceRowsParams> reduce_rows_kernel() {
+namespace {
+template <EpReduceRowsConfig kConfig>
+KernelRef<EpReduceRowsParams> reduce_rows() {
   using C = EpReduceRowsConfig;
-  constexpr C kConfig{.warps = kReduceWarps};
   return make_kernel<kConfig>(KernelId::kEpReduceRows, "ep_reduce_rows", "EpReduceRowsConfig",
-                              &kernel::ep_reduce_rows<kConfig>, Member{"warps", &C::warps});
+                              &kernel::ep_reduce_rows<kConfig>, Member{"warps", &C::warps},
+                              Member{"packs", &C::packs});
+}
+}  // namespace
+
+KernelRef<EpReduceRowsParams> reduce_rows_kernel(bool packs) {
+  constexpr EpReduceRowsConfig kPlain{.warps = kReduceWarps, .packs = false};
+  constexpr EpReduceRowsConfig kPacks{.warps = kReduceWarps, .packs = true};
+  return packs ? reduce_rows<kPacks>() : reduce_rows<kPlain>();
 }
 EpExpandRowsConfig expand_rows_variant() {
   return kExpand;

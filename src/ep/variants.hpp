@@ -53,7 +53,8 @@ Result<device::EpSmallConfig> choose_small_dispatch(device::u32 input_row_bytes,
                                                     device::u32 world, device::u32 experts,
                                                     device::u32 tokens);
 symm::KernelRef<device::EpSmallParams> small_dispatch_kernel(const device::EpSmallConfig& config);
-symm::KernelRef<device::EpCombineParams> small_combine_kernel();
+symm::KernelRef<device::EpCombineParams> small_combine_kernel(
+    device::EpPayload payload = device::EpPayload::kBf16);
 symm::KernelRef<device::EpMaskParams> mask_kernel();
 inline constexpr device::u32 kPacketWarps = 8;
 symm::KernelRef<device::EpPacketParams> packet_dispatch_kernel(bool cast);
@@ -66,7 +67,7 @@ symm::KernelRef<device::EpCombineParams> combine_kernel(bool pushes);
 inline constexpr device::u32 kGroupThreads = 1024;
 inline constexpr device::u32 kReduceWarps = 16;
 symm::KernelRef<device::EpGroupRowsParams> group_rows_kernel();
-symm::KernelRef<device::EpReduceRowsParams> reduce_rows_kernel();
+symm::KernelRef<device::EpReduceRowsParams> reduce_rows_kernel(bool packs);
 device::EpExpandRowsConfig expand_rows_variant();
 symm::KernelRef<device::EpExpandRowsParams> expand_rows_kernel();
 

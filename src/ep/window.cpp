@@ -50,6 +50,25 @@ Result<> check_numbers(const Options& o, u32 world) {
                     world, o.max_tokens));
   return {};
 }
+Result<> check_compressed(const Options& o, u32 world) {
+  if (!o.compressed) return {};
+  if (o.small_tokens == 0)
+    return invalid_argument(
+        "ep: compressed = true is about the path for few tokens: set small_tokens, or leave it "
+        "false");
+  if (o.hidden % device::kEpUnitValues != 0)
+    return invalid_argument(fmt::format(
+        "ep: hidden = {} must be a multiple of {} for compressed = true: pad the rows to {}",
+        o.hidden, device::kEpUnitValues, device::round_up(o.hidden, device::kEpUnitValues)));
+  const u32 unit = device::ep_unit_bytes(device::EpPayload::kLogFmt10);
+  const u32 most = combine_variant(false).stage_bytes / unit;
+  if (std::min(world, o.top_k) > most)
+    return invalid_argument(fmt::format(
+        "ep: compressed = true is made for tokens of at most {} rows, and {} ranks with "
+        "top_k = {} can have {}: leave it false",
+        most, world, o.top_k, std::min(world, o.top_k)));
+  return {};
+}
 Result<> check_small(const Options& o) {
   if (o.masks && o.combine != CombineBy::kPull)
     return invalid_argument(
@@ -157,6 +176,12 @@ u32 send_blocks(const Options& options, u32 world, u32 blocks) {
   return std::clamp(blocks * (world - 1) / (2 * world - 1), 1u, blocks - 1);
 }
 
+device::EpInputLayout small_input_layout(const Options& options, u32 capacity) {
+  const u32 packed = options.compressed
+                         ? device::ep_payload_stride(device::EpPayload::kLogFmt10, options.hidden)
+                         : 0;
+  return device::ep_input_layout(capacity, options.hidden * 2, options.top_k, packed);
+}
 u32 small_blocks(const Options& options, u32 tokens) {
   const u32 most = options.small_sms != 0 ? options.small_sms : kDefaultSmallSms;
   return std::min(tokens, most);
@@ -192,8 +217,7 @@ void add_small(Window& window, const Options& options) {
                                                         .scales_by_column = true,
                                                         .top_k = options.top_k})
                                   .bytes;
-  window.small_input_bytes =
-      device::ep_input_layout(window.small_capacity, options.hidden * 2, options.top_k).bytes;
+  window.small_input_bytes = small_input_layout(options, window.small_capacity).bytes;
   const u64 slots = window.small.size();
   window.small_outputs = window.layout.add("ep.small.rows", slots * window.small_output_bytes);
   window.small_inputs = window.layout.add("ep.small.inputs", slots * window.small_input_bytes);
@@ -204,6 +228,7 @@ void add_small(Window& window, const Options& options) {
 Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_numbers(options, world));
   CROSSDOCK_CHECK_OK(check_small(options));
+  CROSSDOCK_CHECK_OK(check_compressed(options, world));
   CROSSDOCK_CHECK_OK(check_expanding(options, world));
   Window window;
   window.world = world;

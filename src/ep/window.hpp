@@ -62,6 +62,8 @@ std::vector<u32> combine_blocks(const Options& options, u32 world);
 bool combine_pushes(const Options& options, u32 world);
 u32 send_blocks(const Options& options, u32 world, u32 blocks);
 
+// Expert outputs of a slot of the path for few tokens.
+device::EpInputLayout small_input_layout(const Options& options, u32 capacity);
 // Blocks of a small dispatch that send.
 u32 small_blocks(const Options& options, u32 tokens);
 

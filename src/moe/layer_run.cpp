@@ -250,7 +250,7 @@ Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const e
                                       .row_stride = out.row_stride,
                                       .bias = {out.residual, shared},
                                       .bias_stride = {out.residual_stride, 0}},
-                                     call.stream));
+                                     {}, call.stream));
   // The handle goes: later dispatches of the rank come after this combine.
   return done(LayerStage::kCombine);
 }

@@ -376,12 +376,76 @@ def test_statistics_are_there_for_kernels_of_the_caller():
     case = Case(world=2)
     sent, want = one_round(case, 1)
     with case.group() as group:
-        selections, waits = group.statistics_memory(1)
-        for handle in dispatch(case, group, sent):
+        selections, waits, combines = group.statistics_memory(1)
+        handles = dispatch(case, group, sent)
+        group.synchronize(TIMEOUT)
+        assert not combines.any()
+        for handle in handles:
+            group.combine(handle)
             handle.close()
         group.synchronize(TIMEOUT)
         np.testing.assert_array_equal(selections, want[1].expert_counts)
+        assert combines.shape == (2,) and combines[0] > 0
+        assert group.statistics(1).combine_wait_ns == list(combines)
         assert waits.shape == (2,) and group.statistics(1).expert_selections == list(selections)
     with flow_group(case, statistics=False) as group:
         with raises(crossdock.InvalidArgument, "statistics = "):
             group.statistics_memory(0)
+
+
+# ---- rows that come back compressed --------------------------------------------------------------
+
+
+def combine_everywhere(group, handles, **how):
+    outs = [group.combine(handle, **how) for handle in handles]
+    group.synchronize(TIMEOUT)
+    return outs
+
+
+def test_rows_of_few_tokens_may_come_back_compressed():
+    case = Case(world=2, hidden=512, max_tokens=12, alignment=1)
+    random = np.random.default_rng(3)
+    with flow_group(case, small_tokens=12, compressed=True) as group:
+        handles = []
+        for r in range(2):
+            rows = ref.bf16_encode(random.normal(0, 2, (12, case.hidden)).astype(np.float32))
+            ids = random.integers(0, case.experts, (12, case.top_k)).astype(np.int32)
+            weights = random.random(ids.shape, dtype=np.float32)
+            handles.append(group.dispatch(rows, ids, weights, rank=r))
+        group.synchronize(TIMEOUT)
+
+        def give_back():
+            for handle in handles:
+                handle.expert_input.rows[:] = handle.received.rows
+
+        give_back()
+        exact = [ref.bf16_decode(out).astype(np.float64) for out in combine_everywhere(group, handles)]
+        for payload, error in (("fp8", 1 / 16), ("logfmt10", 0.016)):
+            give_back()
+            outs = combine_everywhere(group, handles, payload=payload)
+            off = [np.abs(ref.bf16_decode(out) - want) for out, want in zip(outs, exact)]
+            for by, want in zip(off, exact):
+                assert (by <= np.abs(want) * (error + 1 / 128) + 1e-3).all() and by.max() > 0
+            halves = []
+            for handle in handles:
+                group.combine_send(handle, payload=payload)
+            for handle in handles:
+                halves.append(group.combine_receive(handle, out=group.empty_combined(handle)))
+            group.synchronize(TIMEOUT)
+            np.testing.assert_array_equal(halves, outs)
+            sums = []
+            for how in ({}, {"payload": payload}):
+                for handle in handles:
+                    places = group.group_rows(handle).rows.shape[0]
+                    made = bf16_rows(handle.rank, (places, case.hidden))
+                    group.reduce_rows(handle, made, weighted=True, **how)
+                sums.append(combine_everywhere(group, handles, payload=payload, packed=bool(how)))
+            np.testing.assert_array_equal(*sums)
+        with raises(crossdock.InvalidArgument, 'payload = fp4 must be "bf16", "fp8" or "logfmt10"'):
+            group.combine(handles[0], payload="fp4")
+        with raises(crossdock.InvalidArgument, "no reduce_rows() of this handle"):
+            group.combine(handles[0], payload="fp8", packed=True)
+    with flow_group(case, small_tokens=12) as group:
+        handle = group.dispatch(rows, ids, weights, rank=0)
+        with raises(crossdock.InvalidArgument, "compressed = false"):
+            group.combine_send(handle, payload="fp8")

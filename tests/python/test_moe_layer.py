@@ -249,7 +249,7 @@ def test_statistics_and_memory():
             want = [2 * sum(int(np.sum(of.ids == e)) for of in data.sent)
                     for e in range(mine.start, mine.stop)]
             assert got.expert_selections == want
-            assert len(got.source_wait_ns) == 2
+            assert len(got.source_wait_ns) == 2 and len(got.combine_wait_ns) == 2
         assert layer.memory == moe.layer_sizes(case.options(), 2)
         assert layer.memory.output_bytes == layer.memory.places * case.hidden * 2
         assert "ranks [0, 1] of 2" in repr(layer)

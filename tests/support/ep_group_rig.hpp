@@ -134,13 +134,13 @@ class EpGroupRig {
   }
   void combine(const ep::Handle& handle) { combine(handle, of(handle.rank()).combined.address()); }
   // Into memory of the test.
-  void combine(const ep::Handle& handle, void* rows) {
+  void combine(const ep::Handle& handle, void* rows, const ep::CombineOptions& how = {}) {
     const Memory& m = of(handle.rank());
     ep::Combined c{.rows = rows};
     if (case_.combine_weights) c.weights = m.combined_weights.as<float>();
     for (u32 which = 0; which < case_.biases; ++which)
       c.bias[which] = m.bias[which].address();
-    const auto done = group_.combine(handle, c);
+    const auto done = group_.combine(handle, c, how);
     ASSERT_TRUE(done.ok()) << done.error().describe();
   }
   void synchronize() {
@@ -193,6 +193,9 @@ class EpGroupRig {
     put(r, static_cast<u16*>(handle.expert_input().rows), made.rows);
     put(r, handle.expert_input().weights, made.weights);
   }
+  void write_expert_rows(const ep::Handle& handle, const std::vector<u16>& rows) {
+    put(handle.rank(), static_cast<u16*>(handle.expert_input().rows), rows);
+  }
   // The same in memory of its own, for ep::Combined::experts.
   struct Elsewhere {
     symm::LocalMemory rows, weights;
@@ -204,6 +207,11 @@ class EpGroupRig {
     put(r, out.rows.as<u16>(), made.rows);
     put(r, out.weights.as<float>(), made.weights);
     return out;
+  }
+  // The combined rows of a rank.
+  std::vector<u8> combined_rows(u32 r) {
+    const Memory& m = of(r);
+    return get(r, m.combined.as<u8>(), u64{m.tokens} * case_.combine_bytes);
   }
   void check_combined(u32 r, const EpReference& reference, u32 round) {
     const Memory& m = of(r);

@@ -96,7 +96,9 @@ Result<> measure_few(const EpBench& options, std::uint32_t gpus, std::uint32_t t
                   static_cast<double>(memory.window_bytes + memory.local_bytes) / 1e6));
   const Deadline deadline = Deadline::in(options.timeout);
   CROSSDOCK_CHECK_OK(rig.verify(deadline));
-  return measure_small(rig, options, suffix, report.figures, deadline);
+  CROSSDOCK_CHECK_OK(measure_small(rig, options, suffix, report.figures, deadline));
+  if (!options.compressed) return {};
+  return measure_compressed(rig, options, suffix, report.figures, deadline);
 }
 
 // What was measured before something failed is reported too.
@@ -150,6 +152,9 @@ Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
                                         EpBenchRig::Shape{.tokens = 40, .small = true}}) {
     CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, shape));
     CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
+    if (!shape.small || !options.compressed) continue;
+    for (const ep::Payload payload : {ep::Payload::kFp8, ep::Payload::kLogFmt10})
+      CROSSDOCK_CHECK_OK(rig.verify_payload(payload, 1.0 / 16, Deadline::in(options.timeout)));
   }
   report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"data", "right"}};
   return {};
@@ -193,6 +198,8 @@ void add_ep(CLI::App& group) {
       ->check(CLI::Range(0, 132));
   sub->add_flag("!--no-packets", options->small_packets,
                 "a handful of tokens by bulk stores and flags too");
+  sub->add_flag("--compressed", options->compressed,
+                "combines with compressed rows on that path too, and from sums by expert");
   sub->add_flag("--only-small", options->only_small, "figures of that path only");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");

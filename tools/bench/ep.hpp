@@ -1,6 +1,6 @@
 // What `crossdock bench ep` is told, shared by its parts: ep.cpp (command line and order),
-// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp and ep_layouts.cpp (times),
-// ep_beside.cpp (a product on the other multiprocessors).
+// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp, ep_layouts.cpp and
+// ep_compressed.cpp (times), ep_beside.cpp (a product on the other multiprocessors).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,6 +29,7 @@ struct EpBench {
   std::uint32_t small_sms = 0;          // 0: the library's choice
   std::uint32_t small_combine_sms = 0;  // 0: the library's choice
   bool small_packets = true;
+  bool compressed = false;  // combines with compressed rows too, and from sums by expert
   bool only_small = false;
   std::uint32_t hidden = 7168;
   std::uint32_t experts = 256;
@@ -78,6 +79,8 @@ class EpBenchRig {
   [[nodiscard]] ep::Combined combined(std::uint32_t r);
   // Dispatch of each payload and a combine, everything that arrived compared; wrong is kInternal.
   Result<> verify(Deadline deadline);
+  // Rows that come back as they were sent, compressed: no further off than `error` of a value.
+  Result<> verify_payload(ep::Payload payload, double error, Deadline deadline);
 
   // Bytes that a rank receives of a payload, on average; `off_rank`: from other ranks only.
   [[nodiscard]] double received_bytes(EpPayload payload, bool off_rank) const;
@@ -113,6 +116,9 @@ Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& 
 // Of a rig for few tokens: dispatch, combine, and both in turns.
 Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                        std::vector<Figure>& figures, Deadline deadline);
+// Of such a rig with compressed rows: combines of each format.
+Result<> measure_compressed(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                            std::vector<Figure>& figures, Deadline deadline);
 // Of a rig that pushes: combine alone, as "combine_push_bf16".
 Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                       std::vector<Figure>& figures, Deadline deadline);

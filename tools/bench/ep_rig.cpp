@@ -144,8 +144,11 @@ Result<EpBenchRig> EpBenchRig::create(const EpBench& options, const symm::GroupO
     group_options.ep.dispatch_sms = 0;
     group_options.ep.combine_sms = options.small_combine_sms;
     group_options.ep.small_packets = options.small_packets;
+    group_options.ep.compressed = options.compressed;
   }
-  group_options.ep.expert_alignment = options.expanded ? kEpBenchAlignment : 0;
+  group_options.ep.expert_alignment = options.expanded     ? kEpBenchAlignment
+                                      : options.compressed ? 1
+                                                           : 0;
   group_options.ep.expand_sms = shape.expand_sms;
   group_options.ep.wait = std::chrono::seconds(20);  // a peer may still be loading its kernels
   CROSSDOCK_TRY(group, ep::Group::create(group_options));

@@ -31,6 +31,14 @@ struct EpCastScale {
   float inverse;  // what values are multiplied by
   u32 bits;       // of the scale: fp32, or the code of ue8m0
 
+  // The larger magnitude of a pair, and not less than `smallest`. Not fmax: NaN loses against a
+  // number, and a group of NaNs alone takes the floor.
+  CROSSDOCK_DEVICE static float largest(u32 bf16x2, float smallest) {
+    const ptx::F32x2 pair = ptx::f32_from_bf16x2(bf16x2 & 0x7fff7fffu);
+    float most = pair.hi > pair.lo ? pair.hi : pair.lo;
+    if (pair.lo != pair.lo) most = pair.hi;
+    return most > smallest ? most : smallest;
+  }
   CROSSDOCK_DEVICE static EpCastScale of(float largest, bool ue8m0) {
     const u32 scale = bit_cast<u32>(largest / kE4m3Max);
     if (!ue8m0) return {kE4m3Max / largest, scale};
@@ -76,6 +84,18 @@ struct EpCast {
       store(chunk, first, largest);
     }
     return ok;
+  }
+
+  // Four values of e4m3.
+  CROSSDOCK_DEVICE static u32 quantise(u32 low, u32 high, float inverse) {
+    const ptx::F32x2 a = ptx::f32_from_bf16x2(low);
+    const ptx::F32x2 b = ptx::f32_from_bf16x2(high);
+    return ptx::e4m3x2_from_f32(a.lo * inverse, a.hi * inverse) |
+           ptx::e4m3x2_from_f32(b.lo * inverse, b.hi * inverse) << 16;
+  }
+  // Eight.
+  CROSSDOCK_DEVICE static U32x2 quantise(U32x4 v, float inverse) {
+    return {quantise(v.x, v.y, inverse), quantise(v.z, v.w, inverse)};
   }
 
  private:
@@ -129,23 +149,9 @@ struct EpCast {
     exchange(eight, four, 1);
     exchange(four, two, 2);
     exchange(two, one, 4);
-    const ptx::F32x2 pair = ptx::f32_from_bf16x2(one[0] & 0x7fff7fffu);
-    // Not fmax: NaN loses against a number, and a group of NaNs alone takes the floor.
-    float largest = pair.hi > pair.lo ? pair.hi : pair.lo;
-    if (pair.lo != pair.lo) largest = pair.hi;
-    return largest > kSmallestAmax ? largest : kSmallestAmax;
+    return EpCastScale::largest(one[0], kSmallestAmax);
   }
 
-  // Four values of e4m3.
-  CROSSDOCK_DEVICE static u32 quantise(u32 low, u32 high, float inverse) {
-    const ptx::F32x2 a = ptx::f32_from_bf16x2(low);
-    const ptx::F32x2 b = ptx::f32_from_bf16x2(high);
-    return ptx::e4m3x2_from_f32(a.lo * inverse, a.hi * inverse) |
-           ptx::e4m3x2_from_f32(b.lo * inverse, b.hi * inverse) << 16;
-  }
-  CROSSDOCK_DEVICE static U32x2 quantise(U32x4 v, float inverse) {
-    return {quantise(v.x, v.y, inverse), quantise(v.z, v.w, inverse)};
-  }
   CROSSDOCK_DEVICE void store(const Chunk& chunk, u32 first, float largest) const {
     const EpCastScale scale = EpCastScale::of(largest, ue8m0);
     CROSSDOCK_UNROLL

@@ -6,8 +6,9 @@
 //   add     wait full[stage]; bias + rows in order of their ranks, in fp32; bf16 to the output
 //
 // The order of the additions is that of the ranks, whatever arrives first: results are the same bit
-// by bit in every run. A warp's first ticket is its number; the others are taken one at a time from
-// one counter of the rank, ahead of their use.
+// by bit in every run. Rows of few tokens may travel compressed (layout/ep_payload.cuh); then a
+// part is whole units of theirs. A warp's first ticket is its number; the others are taken one at a
+// time from one counter of the rank, ahead of their use.
 //
 // By pull the rows are loaded from where the experts have left them at each rank. By push they come
 // here (ep/push_role.cuh): a row is loaded from this rank's staging once its flag is up; this
@@ -18,7 +19,9 @@
 #include <crossdock/comm/epoch.cuh>
 #include <crossdock/comm/masking.cuh>
 #include <crossdock/comm/tagged_word.cuh>
+#include <crossdock/ep/add_packed.cuh>
 #include <crossdock/ep/add_rows.cuh>
+#include <crossdock/ep/wait_clock.cuh>
 #include <crossdock/ptx/bulk.cuh>
 
 namespace crossdock::device {
@@ -36,10 +39,34 @@ CROSSDOCK_DEVICE bool ep_agree(u32* verdict, u32 epoch, bool came) {
   return (seen & 1u) != 0;
 }
 
+// What a rank announces: where its input block is, and in the lowest bits how its rows travel.
+struct EpInputWord {
+  static constexpr u64 kPayloads = 3;
+  u64 value;
+
+  CROSSDOCK_HOST_DEVICE static constexpr EpInputWord make(u64 offset, EpPayload payload) {
+    return {offset | static_cast<u64>(payload)};
+  }
+  CROSSDOCK_HOST_DEVICE constexpr u64 offset() const { return value & ~kPayloads; }
+  CROSSDOCK_HOST_DEVICE constexpr EpPayload payload() const {
+    return static_cast<EpPayload>(value & kPayloads);
+  }
+};
+
+// Whether `rank` has announced rows of the format that this rank expects; else a fault.
+CROSSDOCK_DEVICE bool ep_same_payload(const EpCombineParams& p, u32 rank, EpInputWord word) {
+  if (word.payload() == p.payload) return true;
+  raise_fault(p.common, {Phase::kShape, rank, p.input.row_bytes},
+              ep_payload_bytes(word.payload(), p.payload, p.input.row_bytes), 0);
+  return false;
+}
+
 // By a warp: until every rank has begun this epoch. `input`: where the rows of the lane's rank are,
-// or null: it is masked. False when the rank aborts; the lanes agree.
+// or null: it is masked. `waits`: where the times are added, or null. False when the rank aborts;
+// the lanes agree.
 CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 masked, u32 epoch,
-                                     const u8*& input) {
+                                     const u8*& input, u64* waits = nullptr) {
+  EpWaitClock clock(waits);
   const u32 lane = lane_index();
   Came came = Came::kYes;
   input = nullptr;
@@ -52,20 +79,33 @@ CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 masked, u32 e
     came = wait_or_mask(
         p.common, p.masking, {phase, lane, epoch & 0xffffu},
         [&] { return seen = ptx::ld_acquire_sys(word); },
-        [&](u64 now) { return tagged_with(now, epoch); });
+        [&](u64 now) { return clock.stamp(tagged_with(now, epoch)); });
+    clock.add(lane);
     bool counts = came == Came::kYes;
     if (p.masking.late && came != Came::kAbort)
       counts = ep_agree(&p.state->verdicts[lane], epoch, counts);
     // The word of a rank that others have seen in time is here too, or will be.
     if (counts && came == Came::kMasked) counts = wait_announced(p.common, word, epoch, lane, seen);
-    if (counts) input = p.view.template at<u8>(seen & kTaggedValueMask, lane);
+    const EpInputWord said{seen & kTaggedValueMask};
+    if (counts && !ep_same_payload(p, lane, said)) came = Came::kAbort;
+    if (counts) input = p.view.template at<u8>(said.offset(), lane);
     ptx::fence_proxy_async();  // ordinary accesses of the peer, bulk copies here
   }
   return !ptx::any(kFullMask, came == Came::kAbort);
 }
 
+template <EpPayload kPayload>
+struct EpAdditionOf {
+  using Type = EpPackedAddition<kPayload>;
+};
+template <>
+struct EpAdditionOf<EpPayload::kBf16> {
+  using Type = EpAddition;
+};
+
 template <EpCombineConfig kConfig>
 struct EpPullWarp {
+  using Addition = typename EpAdditionOf<kConfig.format()>::Type;
   const EpCombineParams& p;
   u32 epoch;
   u32 masked = 0;
@@ -125,6 +165,8 @@ struct EpPullWarp {
   }
 
  private:
+  // The warp whose waits are kept. It has a token if there is one. By push a sender's are.
+  CROSSDOCK_DEVICE bool first() const { return !kConfig.pushes() && adder == 0 && warp == 0; }
   CROSSDOCK_DEVICE u32 place(u32 stage) const { return warp * kConfig.stages + stage; }
   CROSSDOCK_DEVICE ptx::MBarrier* full(u32 stage) const {
     constexpr EpCombineShared kShared = ep_combine_shared(kConfig);
@@ -176,7 +218,7 @@ struct EpPullWarp {
   // By push only weights are read where the experts have left them.
   CROSSDOCK_DEVICE bool find_inputs() {
     if (!kConfig.pushes() || p.output.weights != nullptr)
-      return ep_wait_inputs(p, masked, epoch, input);
+      return ep_wait_inputs(p, masked, epoch, input, first() ? p.rank_wait_ns : nullptr);
     if (lane == p.view.rank) input = p.view.template at<u8>(p.input_offset);
     ptx::fence_proxy_async();  // ordinary stores of this rank's experts, bulk loads here
     return true;
@@ -198,7 +240,7 @@ struct EpPullWarp {
   // The lane's row of the token.
   CROSSDOCK_DEVICE const u8* row_address() const {
     if (!kConfig.pushes() || lane == p.view.rank)
-      return input + p.input.rows + u64{row} * p.input.row_bytes;
+      return input + p.input.rows + u64{row} * p.input.row_stride;
     const u64 place = u64{lane} * p.staging.capacity + (row - first_row);
     return p.view.template at<u8>(p.staging.rows) + place * p.input.row_bytes;
   }
@@ -234,7 +276,7 @@ struct EpPullWarp {
     if (ptx::any(kFullMask, !came)) return false;
     ++added;
     const EpStageNote what = note(stage);
-    EpAddition{p, rows(stage), what, part_bytes(what.part)}.run();
+    Addition{p, rows(stage), what, part_bytes(what.part)}.run();
     ptx::sync_warp(kFullMask);  // the stage may be loaded again
     return true;
   }

@@ -96,7 +96,9 @@ struct EpPushWarp {
     epoch = of_epoch;
     if (lane == 0) claimed = claim();
     const u8* unused = nullptr;
-    bool ok = ep_wait_inputs(p, 0, epoch, unused);
+    const EpCombineBlocks of{p.send_blocks, grid_size()};
+    const bool first = ring.warp == 0 && of.senders_before(block_index()) == 0;
+    bool ok = ep_wait_inputs(p, 0, epoch, unused, first ? p.rank_wait_ns : nullptr);
     ptx::sync_warp(kFullMask);  // what the lanes have acquired is for lane 0
     if (lane == 0) {
       ptx::fence_proxy_async();  // ordinary stores of the experts and of the peers, bulk copies

@@ -11,7 +11,7 @@
 // to.
 //
 //   epoch e at rank r                                  a peer
-//     inputs[r] = {e, offset} (release)    ------->    may load r's rows (acquire, proxy fence),
+//     inputs[r] = {e, offset, payload}     ------->    may load r's rows (acquire, proxy fence),
 //     and
 //                                                      by push store into r's staging
 //     loads rows of all peers, adds, stores
@@ -46,7 +46,7 @@ CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 masked, u32 epo
   const bool talks = lane < p.view.world && !is_masked(masked, lane);
   if (talks)
     put_tagged_word(p.view.at<u64>(p.areas.inputs + index * sizeof(u64), lane), epoch,
-                    p.input_offset);
+                    EpInputWord::make(p.input_offset, p.payload).value);
   if (lane == 0) {
     ptx::st_relaxed_gpu(&p.state->tickets[(epoch + 1) & 1u].value, 0u);
     ptx::st_relaxed_gpu(&p.state->send_tickets[(epoch + 1) & 1u].value, 0u);
@@ -132,7 +132,8 @@ CROSSDOCK_DEVICE void run_combine(const EpCombineParams& p, Block&& block) {
   bool done = !p.adds || block.run(epoch);
   // Also without tokens: no rank is to be more than one epoch ahead.
   const u8* unused = nullptr;
-  if (done && last && p.adds) done = ep_wait_inputs(p, masked, epoch, unused);
+  u64* const waits = kConfig.pushes() || p.tokens.tokens != 0 ? nullptr : p.rank_wait_ns;
+  if (done && last && p.adds) done = ep_wait_inputs(p, masked, epoch, unused, waits);
   done = !ThreadGroup::block().any(!done);
   if (!kConfig.small && done && p.adds && warp_index() == 0 && lane_index() < p.view.world &&
       !is_masked(masked, lane_index())) {

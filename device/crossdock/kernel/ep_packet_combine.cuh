@@ -19,6 +19,7 @@
 
 #include <crossdock/ep/add_rows.cuh>
 #include <crossdock/ep/packet_send.cuh>
+#include <crossdock/ep/wait_clock.cuh>
 
 namespace crossdock::device {
 
@@ -103,17 +104,23 @@ struct EpPacketCombine {
     u32 route = 0;
     if (lane < p.view.world && talks_to(lane) && p.tokens.tokens != 0)
       route = ptx::ld_weak(reinterpret_cast<const u32*>(p.routes + lane));
+    // By the warp with the fewest parts, before them: its waits are those that are kept.
+    if (warp == warps - 1 && !wait_headers()) return false;
     for (u32 unit = warp; unit < p.tokens.tokens * units; unit += warps)
       if (!add(route, unit / units, unit % units)) return false;
-    return warp != 0 || wait_headers();
+    return true;
   }
   // So that no rank is more than an epoch ahead.
   CROSSDOCK_DEVICE bool wait_headers() const {
+    EpWaitClock clock(p.rank_wait_ns);
     bool came = true;
     if (lane < p.view.world && talks_to(lane)) {
-      const Packet* const packets[1] = {places.header(lane, p.view.rank) + headers()};
-      Packet got[1]{};
-      came = wait_packets(p.common, {Phase::kEpochWord, lane, epoch}, packets, 1u, got);
+      const Packet* packet = places.header(lane, p.view.rank) + headers();
+      came = wait_until(
+          p.common, {Phase::kEpochWord, lane, epoch},
+          [&] { return u64{packet_is_of(ptx::ld_relaxed_sys(packet), epoch)}; },
+          [&](u64 is_here) { return clock.stamp(is_here != 0); });
+      clock.add(lane);
     }
     return !ptx::any(kFullMask, !came);
   }

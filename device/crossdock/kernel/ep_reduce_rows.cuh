@@ -11,9 +11,14 @@
 //          has no more. What bounds this kernel is bytes; one load at a time moved a quarter of
 //          them
 //
+// With kConfig.packs the sums, rounded to bf16, are compressed (layout/ep_payload.cuh): a warp has
+// whole units of them. Without positions there is nothing to add: each received row's own is
+// compressed.
+//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/ep/payload.cuh>
 #include <crossdock/ep/wait_free.cuh>
 #include <crossdock/layout/ep_grouping.cuh>
 #include <crossdock/ptx/convert.cuh>
@@ -76,6 +81,11 @@ struct EpRowSums {
   CROSSDOCK_DEVICE Choice find(u32 unit, u32 units) const {
     Choice c;
     if (unit >= units || lane >= p.arrived.top_k || !p.arrived.holds(unit / parts.count)) return c;
+    if (kConfig.packs && p.positions == nullptr) {
+      if (lane == 0) c.expert = 0;
+      c.place = unit / parts.count;
+      return c;
+    }
     const u64 at = u64{unit / parts.count} * p.arrived.top_k + lane;
     c.expert = ptx::ld_weak(p.arrived.ids + at);
     c.place = ptx::ld_weak(p.positions + at);  // means nothing if the expert is not here
@@ -98,7 +108,6 @@ struct EpRowSums {
   // other.
   template <u32 kChoices, u32 kVectors>
   CROSSDOCK_DEVICE void add(u32 row, u32 first, u32 chosen, u64 offset, float weight) const {
-    auto* to = reinterpret_cast<U32x4*>(p.input + u64{row} * p.row_bytes);
     const u32 end = min_of(first + parts.step, parts.vectors);
     for (u32 at = first + lane; at - lane < end; at += kWarpSize * kVectors) {
       float sum[kVectors][8] = {};
@@ -128,7 +137,15 @@ struct EpRowSums {
       }
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kVectors; ++j)
-        if (at + j * kWarpSize < end) ptx::st_weak(to + at + j * kWarpSize, rounded(sum[j]));
+        if (at + j * kWarpSize < end) store(row, at + j * kWarpSize, rounded(sum[j]));
+    }
+  }
+  CROSSDOCK_DEVICE void store(u32 row, u32 vector, U32x4 sum) const {
+    if constexpr (kConfig.packs) {
+      const u32 stride = ep_payload_stride(p.payload, p.row_bytes / 2);
+      EpPacker{p.payload, p.input + u64{row} * stride}.store(vector, sum);
+    } else {
+      ptx::st_weak(reinterpret_cast<U32x4*>(p.input + u64{row} * p.row_bytes) + vector, sum);
     }
   }
   CROSSDOCK_DEVICE static void add(float (&sum)[8], U32x4 v, float factor) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <crossdock/layout/ep_mask.cuh>
+#include <crossdock/layout/ep_payload.cuh>
 #include <crossdock/layout/ep_small.cuh>
 
 namespace crossdock::device {
@@ -20,6 +21,10 @@ struct EpCombineConfig {
   // Of a dispatch of few tokens (ep_small_dispatch): tells the peers that its slot is free instead
   // of counting who has read what.
   bool small = false;
+  u32 payload = 0;  // EpPayload; other than bf16 with `small` only
+  CROSSDOCK_HOST_DEVICE constexpr EpPayload format() const {
+    return static_cast<EpPayload>(payload);
+  }
   CROSSDOCK_HOST_DEVICE constexpr bool pushes() const { return send_warps != 0; }
   CROSSDOCK_HOST_DEVICE constexpr u32 all_warps() const {
     return pushes() ? max_of(warps, send_warps + 1) : warps;  // one more raises the flags
@@ -45,18 +50,31 @@ struct EpCombineBlocks {
 struct EpInputLayout {
   u64 rows;     // bf16 [capacity][row_bytes / 2]
   u64 weights;  // f32 [capacity][top_k]
+  u64 packed;   // where rows may travel compressed: [capacity] at the stride of each format
   u64 bytes;
-  u32 row_bytes;  // a multiple of 16
+  u32 row_bytes;   // a multiple of 16
+  u32 row_stride;  // of what is pulled; of bf16 the same
 };
+// `packed_bytes`: the longest stride of compressed rows; 0: there are none.
 CROSSDOCK_HOST_DEVICE constexpr EpInputLayout ep_input_layout(u32 capacity, u32 row_bytes,
-                                                              u32 top_k) {
+                                                              u32 top_k, u32 packed_bytes = 0) {
   SymmetricLayout block;
   EpInputLayout out{};
-  out.row_bytes = row_bytes;
+  out.row_bytes = out.row_stride = row_bytes;
   out.rows = block.add("rows", u64{capacity} * row_bytes);
   out.weights = block.add("weights", u64{capacity} * top_k * 4);
+  out.packed = block.add("packed", u64{capacity} * packed_bytes);
   out.bytes = block.bytes;
   return out;
+}
+// The same block, where its compressed rows are what travels.
+CROSSDOCK_HOST_DEVICE constexpr EpInputLayout ep_packed_input(EpInputLayout input,
+                                                              EpPayload payload) {
+  input.rows = input.packed;
+  const u32 values = input.row_bytes / 2;
+  input.row_bytes = ep_payload_bytes(payload, values);
+  input.row_stride = ep_payload_stride(payload, values);
+  return input;
 }
 
 // By push: where the rows of this rank's tokens come, at offsets of its window. Row n of a source
@@ -84,14 +102,16 @@ struct EpParts {
   static constexpr u32 kFewest = 512;  // bytes of a part: a vector a lane
 
   // `most_rows`: that a token can have: the smaller of ranks and top_k. `wanted`: parts, if they
-  // can be had without becoming smaller than kFewest.
+  // can be had without becoming smaller than kFewest. `grain`: what parts are multiples of, which
+  // has to fit into a stage for all rows; 0: lines.
   CROSSDOCK_HOST_DEVICE static constexpr EpParts make(u32 stage_bytes, u32 row_bytes, u32 most_rows,
-                                                      u32 wanted = 1) {
+                                                      u32 wanted = 1, u32 grain = 0) {
     // Only stages of tests are so small that a part has no line.
-    const u32 line = stage_bytes / most_rows < kEpLine ? 16 : kEpLine;
+    const u32 line = grain != 0 ? grain : stage_bytes / most_rows < kEpLine ? 16 : kEpLine;
     const u32 fits = stage_bytes / most_rows / line * line;
+    const u32 fewest = max_of(kFewest, grain);
     EpParts out{};
-    out.count = max_of(ceil_div(row_bytes, fits), min_of(wanted, max_of(row_bytes / kFewest, 1u)));
+    out.count = max_of(ceil_div(row_bytes, fits), min_of(wanted, max_of(row_bytes / fewest, 1u)));
     out.bytes = round_up(ceil_div(row_bytes, out.count), line);
     out.count = ceil_div(row_bytes, out.bytes);
     out.per_ticket = out.count;
@@ -117,7 +137,8 @@ struct EpCombineParams {
   EpTokens tokens;        // of the dispatch
   const EpRoute* routes;  // of the dispatch
   EpInputLayout input;
-  u64 input_offset;  // of this rank's input block in its window
+  u64 input_offset;   // of this rank's input block in its window, a multiple of 16
+  EpPayload payload;  // of the rows in `input`; all ranks have the same
   EpParts parts;
   EpCombineOutput output;
   // By push only.
@@ -134,6 +155,7 @@ struct EpCombineParams {
   bool tells;
   bool adds;
   EpMasking masking;  // by pull only
+  u64* rank_wait_ns;  // [world], added to: until each rank's rows were ready; may be null
   // Few tokens only.
   u64 free_words;  // EpSmallAreas::free
   EpSmallState* small;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <crossdock/layout/ep.cuh>
+#include <crossdock/layout/ep_payload.cuh>
 #include <crossdock/ptx/memory.cuh>
 
 namespace crossdock::device {
@@ -80,21 +81,23 @@ struct EpGroupRowsParams {
 };
 
 struct EpReduceRowsConfig {
-  u32 warps;  // of a block; each takes a row at a time
+  u32 warps;   // of a block; each takes a row at a time
+  bool packs;  // the sums are compressed
 };
 struct EpReduceRowsParams {
   LaunchCommon common;
   SymmetricView view;
   EpArrived arrived;
-  const u32* positions;
+  const u32* positions;  // null: a row for every received row, which is compressed as it is
   const u32* offsets;
   const u8* outputs;  // bf16, a row for every place, or of a masked layout
   u64 output_stride;
   u32 rows_per_expert;  // masked; else 0
-  u8* input;            // bf16: what combine will pull, a row for every received row
+  u8* input;            // what combine will pull, a row for every received row
+  EpPayload payload;    // of `input`
   EpFree free;          // of `input`
-  u32 row_bytes;
-  bool weighted;  // each choice times its weight; else a plain sum
+  u32 row_bytes;        // of bf16
+  bool weighted;        // each choice times its weight; else a plain sum
 };
 
 struct EpExpandRowsConfig {

@@ -108,6 +108,7 @@ struct EpPacketCombineParams {
   u32 add_blocks;
   EpState* state;
   EpMasking masking;
+  u64* rank_wait_ns;  // as EpCombineParams
 };
 
 }  // namespace crossdock::device

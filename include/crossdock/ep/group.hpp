@@ -185,6 +185,20 @@ struct ByPlace {
   std::uint64_t row_stride = 0;       // bytes, a multiple of 16; 0: dense
   std::uint32_t rows_per_expert = 0;  // as in Expanded
   bool weighted = false;              // each choice times its weight; else a plain sum
+  // Other than kBf16: the sums are written in this format, for a combine that is told so
+  // (CombineOptions::packed), and expert_input() stays as it is. Needs Options::compressed and a
+  // handle of the small path.
+  Payload payload = Payload::kBf16;
+};
+
+// How a combine is made; the same on all ranks.
+struct CombineOptions {
+  // Other than kBf16 on the small path only, with Options::compressed. A handful of tokens, whose
+  // rows travel in packets, stays bf16 whatever is asked for: they are faster so, and exact.
+  Payload payload = Payload::kBf16;
+  // reduce_rows() has written the rows in this format (ByPlace::payload). False: expert_input() is
+  // compressed in a launch before the combine, and stays as it is.
+  bool packed = false;
 };
 
 // What the experts have made of the received rows, where it is not in expert_input(): memory of the
@@ -212,17 +226,19 @@ struct GroupOptions {
   Options ep = {};
 };
 
-// Kept by the device over all dispatches, copied to the host when asked for.
+// Kept by the device over all dispatches and combines, copied to the host when asked for.
 struct Statistics {
   std::vector<std::uint64_t> expert_selections;  // of the experts of the rank
   std::vector<std::uint64_t> source_wait_ns;     // waiting for the rows of each rank
+  std::vector<std::uint64_t> combine_wait_ns;    // until each rank's rows were ready to combine
 };
 
-// The same where the device keeps it, for kernels of the caller: a dispatch that has run has added
+// The same where the device keeps it, for kernels of the caller: a call that has run has added
 // its part. Null without Options::statistics.
 struct StatisticsMemory {
   const std::uint64_t* expert_selections = nullptr;  // [experts of the rank]
   const std::uint64_t* source_wait_ns = nullptr;     // [world]
+  const std::uint64_t* combine_wait_ns = nullptr;    // [world]
 };
 
 class CROSSDOCK_API Group {
@@ -264,6 +280,8 @@ class CROSSDOCK_API Group {
   // there is room for are a fault of the rank (check()), and nothing is written behind the room.
   Result<> expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream = nullptr);
   Result<> combine(const Handle& handle, const Combined& combined, StreamPtr stream = nullptr);
+  Result<> combine(const Handle& handle, const Combined& combined, const CombineOptions& how,
+                   StreamPtr stream = nullptr);
 
   // The halves of a dispatch on the small path, so that no SM waits in between: the first sends
   // this rank's rows, the second, a block that runs when most has come, waits for those of the
@@ -277,6 +295,8 @@ class CROSSDOCK_API Group {
   // of few tokens one of each small slot. A combine that was told and never received keeps the
   // next from being made until a reset().
   Result<> combine_send(const Handle& handle, StreamPtr stream = nullptr);
+  Result<> combine_send(const Handle& handle, const CombineOptions& how,
+                        StreamPtr stream = nullptr);
   Result<> combine_receive(const Handle& handle, const Combined& combined,
                            StreamPtr stream = nullptr);
 

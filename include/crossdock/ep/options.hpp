@@ -20,6 +20,15 @@ enum class CombineBy : std::uint8_t {
   kBySize,  // the faster for the group's tokens, ranks and SMs as far as measured: kPull so far
 };
 
+// In which format the rows of a combine travel; they are added up in fp32 in the order of the ranks
+// all the same. layout/ep_payload.cuh has the bits, docs/design/ep.md the errors.
+enum class Payload : std::uint8_t {
+  kBf16,      // as they are
+  kFp8,       // e4m3 with an fp32 scale for 128 values: 0.52 of the bytes, errors up to 1 / 16
+  kLogFmt10,  // 10 bits on a logarithmic scale of 128 values: 0.64 of the bytes, errors of a
+              // percent
+};
+
 // How the rows of a dispatch find their places; the same for all ranks in one call.
 enum class Path : std::uint8_t {
   kAuto,   // by size: see DispatchOptions::most_tokens
@@ -60,6 +69,9 @@ struct Options {
   // At most 8 of the few tokens travel in packets that are valid by themselves instead of by bulk
   // stores and flags, which takes more bytes and fewer waits. Not with mask_late.
   bool small_packets = true;
+  // Combines of few tokens may have compressed rows (CombineOptions::payload). Needs small_tokens
+  // and hidden % 512 == 0, and room in the window: 0.64 of the expert outputs of the small slots.
+  bool compressed = false;
   // Bytes of each rank's window for outputs that the caller provides (Group::user_memory).
   std::uint64_t user_bytes = 0;
   // Blocks, which is SMs, of a dispatch and of a combine. 0: as many as fill the wire, see

@@ -22,7 +22,8 @@ def run(world, function, *arguments):
 
 @each_kit
 @pytest.mark.parametrize("change", [
-    {}, {"fp8": False}, {"round_scale": True}, {"round_scale": True, "ue8m0": True, "hidden": 512}])
+    {}, {"fp8": False}, {"round_scale": True}, {"round_scale": True, "ue8m0": True, "hidden": 512},
+    {"hidden": 512, "most": 12, "counts": (12, 5)}])
 def test_a_whole_round(kit, change):
     run(2, whole_round, kit, Case(**change))
 
@@ -74,6 +75,8 @@ def test_mistakes_are_named():
         refused(lambda: buffer.low_latency_combine(x[:, :3], mine.ids, mine.weights, handle), "(8, 8, 128)")
         refused(lambda: buffer.low_latency_combine(x, mine.ids, mine.weights, handle, zero_copy=True),
                 "get_next_low_latency_combine_buffer")
+        refused(lambda: buffer.low_latency_combine(x, mine.ids, mine.weights, handle, use_logfmt=True),
+                "use_logfmt needs hidden = 128 to be a multiple of 512")
         # And the buffer is good for what comes after.
         check_combine(buffer, kit, case, handle, sent, 1)
         buffer.destroy()

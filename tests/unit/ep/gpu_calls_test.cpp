@@ -133,7 +133,7 @@ TEST_F(EpGpuCalls, ThousandsOfCallsTakeNoMoreMemory) {
   for (u32 i = 0; i < 10'000; ++i) {
     held.erase(held.begin());
     held.push_back(dispatch(t).value());
-    ASSERT_TRUE(core_->combine(held.back(), {.rows = combined}, nullptr).ok());
+    ASSERT_TRUE(core_->combine(held.back(), {.rows = combined}, {}, nullptr).ok());
   }
   EXPECT_TRUE(fake_->live() == before);
 }
@@ -165,7 +165,7 @@ TEST_F(EpGpuCalls, PointersThatARankCannotFollowAreRefused) {
       "dispatch: scales at");
   const auto handle = dispatch(tokens(0)).value();
   const auto text = [&](const Combined& c) {
-    return core_->combine(handle, c, nullptr).error().message;
+    return core_->combine(handle, c, {}, nullptr).error().message;
   };
   EXPECT_THAT(text({.rows = on_gpu(1)}), HasSubstr("combine: rows at"));
   EXPECT_THAT(text({.rows = on_gpu(0), .bias = {nullptr, aligned}}),

@@ -202,15 +202,21 @@ TEST(EpGroup, StatisticsAddUp) {
     const auto counts = handles[0].expert_counts(ep_soon()).value();
     for (u32 e = 0; e < counts.size(); ++e)
       sums[e] += counts[e];
+    for (const auto& handle : handles)
+      ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
   }
   const auto got = rig.group().statistics(0, ep_soon()).value();
   EXPECT_EQ(got.expert_selections, sums);
   ASSERT_EQ(got.source_wait_ns.size(), 2u);
   // Rank 0 cannot have had the other's rows without waiting for them: time goes on while it polls.
   EXPECT_GT(got.source_wait_ns[1], 0u);
+  ASSERT_EQ(got.combine_wait_ns.size(), 2u);
+  EXPECT_GT(got.combine_wait_ns[1], 0u);
   const auto kept = rig.group().statistics_memory(0).value();
   EXPECT_EQ(std::vector<std::uint64_t>(kept.expert_selections, kept.expert_selections + 3), sums);
   EXPECT_EQ(kept.source_wait_ns[1], got.source_wait_ns[1]);
+  EXPECT_EQ(kept.combine_wait_ns[1], got.combine_wait_ns[1]);
   EXPECT_EQ(rig.group().statistics_memory(2).code(), Code::kInvalidArgument);
   auto options = ep_options(c, symm::Backend::kCpu);
   options.ep.statistics = false;
@@ -431,7 +437,10 @@ TEST(EpGroup, EveryVariantIsInTheKernelList) {
   for (const bool pushes : {false, true})
     EXPECT_TRUE(listed(ep::combine_kernel(pushes).spec));
   EXPECT_TRUE(listed(ep::group_rows_kernel().spec));
-  EXPECT_TRUE(listed(ep::reduce_rows_kernel().spec));
+  for (const bool packs : {false, true})
+    EXPECT_TRUE(listed(ep::reduce_rows_kernel(packs).spec));
+  for (const auto payload : {EpPayload::kBf16, EpPayload::kFp8, EpPayload::kLogFmt10})
+    EXPECT_TRUE(listed(ep::small_combine_kernel(payload).spec));
   EXPECT_TRUE(listed(ep::expand_rows_kernel().spec));
   EXPECT_TRUE(listed(ep::copy_rows_kernel().spec));
 }

@@ -17,12 +17,14 @@ from .ranks import Rank
 from .settings import Settings
 from .world import Shape
 
-__all__ = ["MOST_TOKENS", "SLOTS", "FewWorld", "options_of"]
+__all__ = ["COMPRESSED_VALUES", "MOST_TOKENS", "SLOTS", "FewWorld", "WaitClock", "options_of"]
 
 #: Results that may be held at a time: a dispatch ends the one before the last.
 SLOTS = 2
 #: Of a rank in a call.
 MOST_TOKENS = 1024
+#: Rows of a multiple of so many values may travel compressed.
+COMPRESSED_VALUES = 512
 
 
 def options_of(shape: Shape, tokens: int, wait: float, shrink: bool) -> ep.Options:
@@ -31,7 +33,21 @@ def options_of(shape: Shape, tokens: int, wait: float, shrink: bool) -> ep.Optio
         experts=shape.experts, top_k=shape.top_k, max_tokens=tokens, hidden=shape.hidden,
         wide_ids=shape.wide_ids, slots=0, fall_back=False, small_tokens=tokens, small_slots=SLOTS,
         wait=wait, cast=shape.cast, expert_alignment=1, host_counts=False, masks=shrink,
-        mask_late=shrink)
+        mask_late=shrink, compressed=shape.hidden % COMPRESSED_VALUES == 0)
+
+
+class WaitClock:
+    """Nanoseconds waited for each rank, [ranks] int64, by what is called after this was made, in the order
+    of the stream. ``kept``: where groups keep them."""
+
+    def __init__(self, frame: Any, kept: Sequence[Any]) -> None:
+        self._frame = frame
+        self._kept = [(waits, frame.clone(waits)) for waits in kept]
+
+    def add(self, waited: Any) -> None:
+        """To ``waited``."""
+        for now, before in self._kept:
+            self._frame.copy(waited, waited + (now - before))
 
 
 class FewWorld:
@@ -51,7 +67,7 @@ class FewWorld:
         self.group: ep.Group = rank.make(ep.Group, options, self.timeout)
         columns = -(-shape.top_k // 4) * 4
         self._weights: ep.Group = rank.make(ep.Group, dataclasses.replace(
-            options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0, statistics=False),
+            options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0, compressed=False),
             self.timeout)
         self._columns = columns
         self._pending: dict[int, bool] = {}  # masks that the twin has not run yet
@@ -59,6 +75,16 @@ class FewWorld:
     @property
     def groups(self) -> Sequence[ep.Group]:
         return self.group, self._weights
+
+    def clock(self, frame: Any, *, dispatches: bool = False, weights: bool = False,
+              combines: bool = False) -> WaitClock:
+        """Of what waits from now on: dispatches of rows, those of weights, combines."""
+        kept = []
+        for group, part, wanted in ((self.group, 1, dispatches), (self._weights, 1, weights),
+                                    (self.group, 2, combines)):
+            if wanted:
+                kept.append(frame.adopt(group.statistics_memory(self.rank.rank())[part]))
+        return WaitClock(frame, kept)
 
     def run(self) -> None:
         """What was called, in the twin; on GPUs it runs by itself."""

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 from ... import ep
 from ...errors import InvalidArgument
 from .events import EventOverlap
-from .few import SLOTS, FewWorld
+from .few import COMPRESSED_VALUES, SLOTS, FewWorld, WaitClock
 from .frame import Frame, frame_of
 from .lane import Lane
 from .quant import cast_rounded
@@ -119,7 +119,6 @@ class LowLatency:
     def __init__(self, rank: Rank, lane: Lane, settings: Settings, shrink: bool) -> None:
         self._rank, self._lane, self._settings, self._shrink = rank, lane, settings, shrink
         self._worlds: dict[Tuple[Shape, int], FewWorld] = {}
-        self._waits: dict[int, Array] = {}
         # Of each world, the last SLOTS results.
         self._held: dict[int, list[Tuple[weakref.ref[LowLatencyHandle], Pending]]] = {}
         self._masked: set[int] = set()  # by the caller, for worlds that are made later
@@ -158,12 +157,13 @@ class LowLatency:
         rows = world.rank.size() * most
         with self._lane.call(None, asynchronous) as call:
             self._make_room(world)
+            clock = world.clock(frame, dispatches=waited is not None)
             handle = self._send(frame, world, x, ids, form, hooked)
             expanded = world.group.empty_expanded(handle, rows_per_expert=rows)
             scales = None if expanded.scales is None else _columns_for(frame, expanded.scales)
             counts = frame.clone(handle.received.expert_counts)
 
-            def deliver() -> None:
+            def deliver(clock: WaitClock) -> None:
                 world.group.expand_rows(handle, world.group.group_rows(handle), rows_per_expert=rows,
                                         out=expanded)
                 world.run()
@@ -173,18 +173,19 @@ class LowLatency:
                 if counted is not None:
                     frame.copy(counted, counted + counts)
                 if waited is not None:
-                    self._add_waits(frame, world, waited)
+                    clock.add(waited)
 
             def receive() -> None:
                 with self._lane.call() as later:
+                    clock = world.clock(frame, dispatches=waited is not None)
                     world.group.dispatch_receive(handle)
-                    deliver()
+                    deliver(clock)
                     later.keep(frame, expanded.rows, scales, counts, counted, waited)
 
             if hooked:
                 world.run()
             else:
-                deliver()
+                deliver(clock)
             call.keep(frame, x, ids, expanded.rows, scales, counts, counted)
         kept = LowLatencyHandle(world, handle, expanded, counts, most)
         self._held.setdefault(id(world), []).append((weakref.ref(kept), kept.pending))
@@ -214,18 +215,11 @@ class LowLatency:
             return world.group.dispatch_send(rows, ids, weights, scales=scales, cast=cast, rank=mine)
         return world.group.dispatch(rows, ids, weights, scales=scales, cast=cast, rank=mine)
 
-    def _add_waits(self, frame: Frame, world: FewWorld, waited: Array) -> None:
-        """Nanoseconds that this dispatch has waited for each rank."""
-        waits = frame.adopt(world.group.statistics_memory(world.rank.rank())[1])
-        before = self._waits.get(id(world))
-        frame.copy(waited, waited + (waits if before is None else waits - before))
-        self._waits[id(world)] = frame.clone(waits)
-
     # ---- combine -----------------------------------------------------------------------------------
 
-    def combine(self, x: Array, ids: Array, weights: Array, handle: LowLatencyHandle, zero_copy: bool,
-                asynchronous: bool, hooked: bool,
-                out: Optional[Array]) -> Tuple[Array, EventOverlap, Hook]:
+    def combine(self, x: Array, ids: Array, weights: Array, handle: LowLatencyHandle, logfmt: bool,
+                zero_copy: bool, asynchronous: bool, hooked: bool, out: Optional[Array],
+                waited: Optional[Array]) -> Tuple[Array, EventOverlap, Hook]:
         world, frame = handle.world, frame_of(weights, "topk_weights")
         _ = handle.counts  # it is still there
         _either(asynchronous, hooked)
@@ -238,23 +232,34 @@ class LowLatency:
         shape = (world.shape.experts // world.rank.size(), rows, world.shape.hidden)
         if tuple(int(n) for n in x.shape) != shape:
             raise InvalidArgument(f"deep_ep low_latency_combine: x is {tuple(x.shape)}: it must be {shape}")
+        if logfmt and shape[2] % COMPRESSED_VALUES:
+            raise InvalidArgument(f"deep_ep low_latency_combine: use_logfmt needs hidden = {shape[2]} to be a "
+                                  f"multiple of {COMPRESSED_VALUES}")
+        payload = "logfmt10" if logfmt else "bf16"
         handle.pending.receive()  # of a combine before this one
+        count = waited is not None
         with self._lane.call(None, asynchronous) as call:
+            clock = world.clock(frame, weights=count, combines=count and not hooked)
             world.bring_weights(frame, handle.ep, ids, weights)
-            world.group.reduce_rows(handle.ep, x, rows_per_expert=rows, weighted=True)
+            world.group.reduce_rows(handle.ep, x, rows_per_expert=rows, weighted=True, payload=payload)
             made = world.group.empty_combined(handle.ep) if out is None else out
             if hooked:
-                world.group.combine_send(handle.ep)
+                world.group.combine_send(handle.ep, payload=payload, packed=logfmt)
             else:
-                world.group.combine(handle.ep, out=made)
+                world.group.combine(handle.ep, out=made, payload=payload, packed=logfmt)
             world.run()
-            call.keep(frame, x, ids, weights, made)
+            if waited is not None:
+                clock.add(waited)
+            call.keep(frame, x, ids, weights, made, waited)
 
         def receive() -> None:
             with self._lane.call() as later:
+                clock = world.clock(frame, combines=count)
                 world.group.combine_receive(handle.ep, out=made)
                 world.run()
-                later.keep(frame, made)
+                if waited is not None:
+                    clock.add(waited)
+                later.keep(frame, made, waited)
 
         if hooked:
             handle.pending.receive = _once(receive)
