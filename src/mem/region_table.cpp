@@ -28,10 +28,10 @@ Result<> check_range(const NewRegion& region) {
   if (region.address == nullptr)
     return invalid_argument("region address is null; pass the start of mapped memory");
   if (address % transfer::kRegionAlignment != 0)
-    return invalid_argument(fmt::format(
-        "region address {:#x} is not a multiple of {}; register the allocation it lies in (requests "
-        "may start and end at any byte of a region)",
-        address, transfer::kRegionAlignment));
+    return invalid_argument(
+        fmt::format("region address {:#x} is not a multiple of {}; register the allocation it lies "
+                    "in (requests may name any bytes of a region)",
+                    address, transfer::kRegionAlignment));
   if (region.length == 0)
     return invalid_argument(
         fmt::format("region at {:#x} has length 0; a region has at least 1 byte", address));
