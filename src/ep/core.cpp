@@ -42,6 +42,7 @@ Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
   CROSSDOCK_TRY(launcher, symm::Launcher::create(*core->group_, core->jit_.get()));
   core->launcher_.emplace(std::move(launcher));
   CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
+  CROSSDOCK_CHECK_OK(core->check_resident());
   for (const u32 rank : core->group_->local_ranks())
     CROSSDOCK_CHECK_OK(core->prepare_rank(rank));
   CROSSDOCK_CHECK_OK(core->mask_vacant(deadline));
@@ -209,7 +210,8 @@ void Core::begin_anew() {
 
 Result<> Core::reset(Deadline deadline) {
   begin_anew();
-  return group_->reset(deadline);
+  CROSSDOCK_CHECK_OK(group_->reset(deadline));
+  return mask_vacant(deadline);  // masks are zero again
 }
 
 // Windows stay where they were, so all that was prepared holds.

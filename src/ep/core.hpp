@@ -136,7 +136,9 @@ class Core : public std::enable_shared_from_this<Core> {
   };
   Core() = default;
   Result<> prepare_kernels(Deadline deadline);
+  Result<> check_resident() const;
   void begin_anew();
+  [[nodiscard]] u32 vacant_bits() const;
   Result<> mask_vacant(Deadline deadline);
   static Result<> check_no_half(const RankState& state);
   Result<> prepare_variant(const DispatchShape& shape, Deadline deadline);
@@ -256,6 +258,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // ---- grouping.cpp
   [[nodiscard]] static device::EpExpanded expanded_of(const Copied& from, const Expanded& to);
   Result<Slot*> grouped_slot(const Handle& handle, const char* call);
+  Result<Slot*> listed_slot(const Handle& handle, const char* call);
   [[nodiscard]] DispatchShape shape_of(u32 row_bytes, bool cast, u32 groups) const;
   [[nodiscard]] device::EpArrived arrived_of(const Handle::State& handle) const;
   [[nodiscard]] device::EpGrouping grouping_of(const Slot& slot) const;

@@ -79,12 +79,18 @@ Result<Grouped> Core::group_rows(const Handle& handle, StreamPtr stream) {
   return grouped(handle);
 }
 
+// As grouped_slot(), and its lists are of this handle, not of an earlier one with the same slot.
+Result<Slot*> Core::listed_slot(const Handle& handle, const char* call) {
+  CROSSDOCK_TRY(slot, grouped_slot(handle, call));
+  if (handle.state_->grouped) return slot;
+  return invalid_argument(fmt::format(
+      "ep {}: the rows of this handle have not been listed: call group_rows() first, or dispatch "
+      "with DispatchOptions::expanded",
+      call));
+}
+
 Result<Grouped> Core::grouped(const Handle& handle) {
-  CROSSDOCK_TRY(slot, grouped_slot(handle, "grouped"));
-  if (!handle.state_->grouped)
-    return invalid_argument(
-        "ep grouped: the rows of this handle have not been listed: call group_rows() first, or "
-        "dispatch with DispatchOptions::expanded");
+  CROSSDOCK_TRY(slot, listed_slot(handle, "grouped"));
   return Grouped{.offsets = slot->offsets(),
                  .aligned_counts = slot->aligned(),
                  .rows = slot->places(),
@@ -108,7 +114,7 @@ device::EpExpanded Core::expanded_of(const Copied& from, const Expanded& to) {
 }
 
 Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr stream) {
-  CROSSDOCK_TRY(slot, grouped_slot(handle, "expand_rows"));
+  CROSSDOCK_TRY(slot, listed_slot(handle, "expand_rows"));
   const symm::Rank& rank = group_->rank(handle.rank());
   const Received& got = handle.received();
   const Copied copied{handle.rank(), got.row_bytes, got.scales == nullptr ? 0 : got.scale_bytes,
@@ -134,7 +140,7 @@ Result<> Core::expand_rows(const Handle& handle, const Expanded& to, StreamPtr s
 }
 
 Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream) {
-  CROSSDOCK_TRY(slot, grouped_slot(handle, "reduce_rows"));
+  CROSSDOCK_TRY(slot, listed_slot(handle, "reduce_rows"));
   const symm::Rank& rank = group_->rank(handle.rank());
   const u32 row_bytes = options_.hidden * 2;
   const u64 stride = outputs.row_stride == 0 ? row_bytes : outputs.row_stride;

@@ -14,14 +14,23 @@ Result<> Core::mask(u32 r, u32 peer, bool masked, StreamPtr stream) {
     return invalid_argument(
         fmt::format("ep mask: rank {} cannot go on without itself: mask it at the others", r));
   const u32 bit = 1u << peer;
+  if (!masked && (vacant_bits() & bit) != 0)
+    return invalid_argument(fmt::format(
+        "ep mask: no process has rank {}: it stays masked until one has joined by reform()", peer));
   return change_mask(r, {.set = masked ? bit : 0, .clear = bit}, stream);
+}
+
+u32 Core::vacant_bits() const {
+  u32 bits = 0;
+  for (const u32 vacant : group_->vacant_ranks())
+    bits |= 1u << vacant;
+  return bits;
 }
 
 // Ranks that no process has are masked, in groups that have masks.
 Result<> Core::mask_vacant(Deadline deadline) {
   device::EpMask mask{};
-  for (const u32 vacant : group_->vacant_ranks())
-    mask.ranks |= 1u << vacant;
+  mask.ranks = vacant_bits();
   if (!options_.masks || mask.ranks == 0) return {};
   for (const RankState& state : ranks_)
     CROSSDOCK_CHECK_OK(
@@ -40,7 +49,7 @@ Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   p.state = state->state.as<device::EpState>();
   p.mask = state->mask.as<device::EpMask>();
   p.set = change.set;
-  p.clear = change.clear;
+  p.clear = change.clear & ~vacant_bits();
   p.combine_blocks = combine_blocks_[r];
   p.told = change.told;
   for (const SmallSlot& slot : state->small)
@@ -68,6 +77,7 @@ Result<> Core::read_mask(u32 r, std::int32_t* told, StreamPtr stream) {
   if (told == nullptr || reinterpret_cast<std::uintptr_t>(told) % 4 != 0)
     return invalid_argument(fmt::format("ep read_mask: told at {} must be i32 [{}]",
                                         static_cast<const void*>(told), window_.world));
+  CROSSDOCK_CHECK_OK(find(r));
   CROSSDOCK_CHECK_OK(check_memory({r, "read_mask"}, told, "words"));
   return change_mask(r, {.told = told}, stream);
 }

@@ -150,7 +150,6 @@ Result<u32> Core::take_small_slot(RankState& state) const {
                     "still holds the rows of an earlier dispatch: drop its handle, or make the "
                     "group with more small_slots",
                     options_.small_slots, state.rank));
-  state.next_small = (turn + 1) % options_.small_slots;
   return index;
 }
 

@@ -157,6 +157,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   h.most_tokens = call.most;
   h.packets = in_packets(call.most, t);
   CROSSDOCK_CHECK_OK(launch_small(p, h, stream));
+  state.next_small = (turn + 1) % options_.small_slots;  // all ranks count what was launched
   return handle;
 }
 

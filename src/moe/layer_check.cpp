@@ -53,6 +53,15 @@ Result<> check_group(const ep::Options& group, const LayerOptions& layer) {
         "moe layer: the group was made with expert_alignment = {}, cast = {} and rows of {} bytes: "
         "make it with group_options()",
         group.expert_alignment, group.cast, row_bytes));
+  if (scaled(layer) && group.expert_alignment % 4 != 0)
+    return invalid_argument(
+        fmt::format("moe layer: the group was made with expert_alignment = {}: rows with scales "
+                    "need a multiple "
+                    "of 4, as group_options() gives it",
+                    group.expert_alignment));
+  if (group.slots == 0)
+    return invalid_argument(
+        "moe layer: the group was made with slots = 0: a forward needs at least one");
   return {};
 }
 

@@ -51,7 +51,9 @@ struct Begun {
   u32 rank = 0;
   LayerInput input;
   std::optional<ep::Handle> handle;
+  StreamPtr stream = nullptr;            // begin()'s
   const cuda::Event* arrived = nullptr;  // GPU: reached when the rows are there
+  bool joined = false;                   // a stream of the caller's waits for `arrived`
 
   Begun(std::shared_ptr<LayerCore> of, u32 r, const LayerInput& in)
       : core(std::move(of)), rank(r), input(in) {}
@@ -124,6 +126,8 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
     const cuda::Stream* stream = nullptr;
     std::optional<cuda::Event> ready;                   // the caller's stream has come to the call
     std::vector<std::pair<cuda::Event, bool>> arrived;  // with whether a Begun has it
+    std::optional<cuda::Event> dropped;                 // behind dispatches that were never ended
+    bool any_dropped = false;                           // and no later dispatch follows them yet
   };
   LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
       : options_(options), group_(std::move(group)) {}
@@ -132,6 +136,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
   [[nodiscard]] Side& side(u32 rank);
   Result<> make_side(u32 rank);
+  Result<> follow_begun(u32 rank, StreamPtr stream);
   Result<> check_input(const RankWeights& weights, const Call& call) const;
   Result<> check_scales(const LayerInput& input) const;
   Result<> check_output(u32 rank, const LayerInput& input, const LayerOutput& output) const;

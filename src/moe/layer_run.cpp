@@ -203,6 +203,7 @@ Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
     CROSSDOCK_TRY(begun, begin(weights, call));
     return end(weights, *begun, call);
   }
+  CROSSDOCK_CHECK_OK(follow_begun(weights.rank, call.stream));
   CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input), {}, call.stream));
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
   return finish(weights, call, handle);

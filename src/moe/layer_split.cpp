@@ -43,6 +43,8 @@ Result<> LayerCore::make_side(u32 r) {
     made.stream = stream;
     CROSSDOCK_TRY(ready, cuda::Event::create(context));
     made.ready.emplace(std::move(ready));
+    CROSSDOCK_TRY(dropped, cuda::Event::create(context));
+    made.dropped.emplace(std::move(dropped));
     for (u32 i = 0; i < group_->options().slots; ++i) {
       CROSSDOCK_TRY(arrived, cuda::Event::create(context));
       made.arrived.emplace_back(std::move(arrived), false);
@@ -74,6 +76,7 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
                     "one first",
                     beside.begun, r));
   auto begun = std::make_unique<Begun>(shared_from_this(), r, input);
+  begun->stream = call.stream;
   if (beside.stream != nullptr) {
     CROSSDOCK_CHECK_OK(beside.ready->record(borrowed(rank(r), call.stream)));
     CROSSDOCK_CHECK_OK(beside.stream->wait(*beside.ready));
@@ -103,13 +106,32 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
                                     blocks_beside(begun.rank)));
   if (begun.arrived != nullptr)
     CROSSDOCK_CHECK_OK(borrowed(rank(begun.rank), call.stream).wait(*begun.arrived));
+  begun.joined = true;
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
   return finish(weights, call, *begun.handle);
 }
 
+// A dispatch on the caller's stream comes after those on the side stream: two at once would count
+// the same epoch.
+Result<> LayerCore::follow_begun(u32 r, StreamPtr stream) {
+  Side& beside = side(r);
+  for (const auto& [event, used] : beside.arrived)
+    if (used) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(event));
+  if (beside.any_dropped) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(*beside.dropped));
+  beside.any_dropped = false;
+  return {};
+}
+
+// One that was never ended still reads its ids and rows: what comes on begin()'s stream waits, so
+// that their memory may be used again in that order. A wait that cannot be queued means that the
+// context is over, and with it all that is read.
 void LayerCore::forget(const Begun& begun) noexcept {
   if (!begun.handle) return;  // never launched
   Side& beside = side(begun.rank);
+  if (begun.arrived != nullptr && !begun.joined) {
+    static_cast<void>(borrowed(rank(begun.rank), begun.stream).wait(*begun.arrived));
+    beside.any_dropped = beside.dropped->record(*beside.stream).ok();
+  }
   --beside.begun;
   for (auto& [event, used] : beside.arrived)
     if (&event == begun.arrived) used = false;

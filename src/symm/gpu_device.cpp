@@ -1,6 +1,12 @@
 // A GPU as a RankDevice. Copies and fills go through a stream of the rank's own and are waited for.
+// Copies are staged in pinned memory: of other memory the driver may return only when they are
+// done, whatever the deadline.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
 #include <fmt/format.h>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "cuda/memory.hpp"
@@ -12,11 +18,12 @@ namespace {
 
 // Waits for the zeroing of a fresh block: nothing is in front of it.
 constexpr std::chrono::seconds kZeroing{30};
+constexpr u64 kStageBytes = 4 << 20;
 
 class GpuDevice final : public RankDevice {
  public:
-  GpuDevice(cuda::Context context, cuda::Stream stream)
-      : context_(std::move(context)), stream_(std::move(stream)) {}
+  GpuDevice(cuda::Context context, cuda::Stream stream, cuda::PinnedMemory stage)
+      : context_(std::move(context)), stream_(std::move(stream)), stage_(std::move(stage)) {}
 
   std::string describe() const override {
     const cuda::Device& d = context_.device();
@@ -47,15 +54,39 @@ class GpuDevice final : public RankDevice {
     return stream_.synchronize(deadline);
   }
   Result<> write(void* target, const void* source, u64 bytes, Deadline deadline) override {
-    return copy(target, source, bytes, deadline);
+    return in_parts(Stage::kWrites, bytes, deadline,
+                    [&](void* stage, u64 at, u64 part) -> Result<> {
+                      std::memcpy(stage, static_cast<const u8*>(source) + at, part);
+                      return copy(static_cast<u8*>(target) + at, stage, part, deadline);
+                    });
   }
   Result<> read(void* target, const void* source, u64 bytes, Deadline deadline) override {
-    return copy(target, source, bytes, deadline);
+    return in_parts(Stage::kReads, bytes, deadline, [&](void* stage, u64 at, u64 part) -> Result<> {
+      CROSSDOCK_CHECK_OK(copy(stage, static_cast<const u8*>(source) + at, part, deadline));
+      std::memcpy(static_cast<u8*>(target) + at, stage, part);
+      return {};
+    });
   }
   const cuda::Context* context() const override { return &context_; }
   const cuda::Stream* stream() const override { return &stream_; }
 
  private:
+  enum class Stage { kReads, kWrites };
+  // One caller after the other has the stage. After a failure a copy may still be under way in it:
+  // reads come after that one anyway, writes wait for it.
+  template <class Part>
+  Result<> in_parts(Stage use, u64 bytes, Deadline deadline, const Part& part) {
+    const std::unique_lock lock(stage_mutex_, deadline.when());
+    if (!lock.owns_lock())
+      return make_error(Code::kDeadline, "a copy from or to GPU memory waits for another one");
+    if (stage_busy_ && use == Stage::kWrites) CROSSDOCK_CHECK_OK(stream_.synchronize(deadline));
+    for (u64 at = 0; at < bytes; at += kStageBytes) {
+      stage_busy_ = true;
+      CROSSDOCK_CHECK_OK(part(stage_.host(), at, std::min(kStageBytes, bytes - at)));
+      stage_busy_ = false;
+    }
+    return {};
+  }
   Result<> copy(void* target, const void* source, u64 bytes, Deadline deadline) {
     CROSSDOCK_CHECK_OK(
         cuda::copy_async(cuda::device_ptr(target), cuda::device_ptr(source), bytes, stream_));
@@ -64,6 +95,9 @@ class GpuDevice final : public RankDevice {
 
   cuda::Context context_;
   cuda::Stream stream_;
+  std::timed_mutex stage_mutex_;
+  cuda::PinnedMemory stage_;
+  bool stage_busy_ = false;
 };
 
 }  // namespace
@@ -76,8 +110,9 @@ Result<std::unique_ptr<RankDevice>> make_gpu_device(const cuda::Driver& driver, 
     CROSSDOCK_CHECK_OK(cuda::refuse_capture(driver, nullptr, "making a group of ranks"));
   }
   CROSSDOCK_TRY(stream, cuda::Stream::create(context));
+  CROSSDOCK_TRY(stage, cuda::PinnedMemory::allocate(context, kStageBytes));
   return std::unique_ptr<RankDevice>(
-      std::make_unique<GpuDevice>(std::move(context), std::move(stream)));
+      std::make_unique<GpuDevice>(std::move(context), std::move(stream), std::move(stage)));
 }
 
 }  // namespace crossdock::symm

@@ -48,7 +48,7 @@ class Rank {
   Result<HostMemory> allocate_host(u64 bytes) { return device_->allocate_host(bytes); }
 
   // Copies between the host and memory of this rank, window or not; the data has arrived when they
-  // return. Not in the order of any stream.
+  // return. They come after what was launched on the rank's own stream, and after nothing else.
   Result<> write(void* target, const void* source, u64 bytes, Deadline deadline) {
     return device_->write(target, source, bytes, deadline);
   }

@@ -81,7 +81,10 @@ struct EpPacketSender {
     // Whom this rank waits for may wait for it: both have missed what was told while one was
     // masked.
     if (first && behind) release();
-    if (!failed && behind && !wait_free()) return;
+    if (!failed && behind && !wait_free()) {
+      if (first) tell(true);  // or others would wait for this rank and blame it
+      return;
+    }
     if (first) tell(failed);
     if (failed) return;
     const u32 units = s.tokens * (p.message.parts() + 1);

@@ -315,7 +315,7 @@ class CROSSDOCK_API Group {
   // Writes 1 for every rank that is masked and 0 for the others to `told`, [world] in memory of the
   // rank's GPU, in the order of the stream.
   Result<> read_mask(std::uint32_t rank, std::int32_t* told, StreamPtr stream = nullptr);
-  // The ranks that are masked now, a bit each. Not in the order of any stream.
+  // The ranks that are masked, a bit each, when what was called without a stream has been done.
   Result<std::uint32_t> masked(std::uint32_t rank, Deadline deadline) const;
 
   // Waits for the ranks' own streams (on the CPU: runs what was called), then check().

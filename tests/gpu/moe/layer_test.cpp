@@ -292,6 +292,25 @@ TEST_F(MoeLayerGpu, HalvesGiveTheBitsOfWholesInAGraphAndWithout) {
     }
 }
 
+// Forwards between the halves of others, and after halves that nobody ended: dispatches on two
+// streams, of which no two may run at once.
+TEST_F(MoeLayerGpu, WholesAmongHalvesAndAfterDroppedOnes) {
+  const MoeCase c = moderate(300, Format::kE4m3);
+  const MoeData data(c);
+  MoeLayerRig made = rig(c);
+  ASSERT_NO_FATAL_FAILURE(made.load(data));
+  ASSERT_NO_FATAL_FAILURE(made.poison());
+  for (u32 i = 0; i < 40; ++i) {
+    auto begun = made.begin(made.layer);
+    ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
+    if (i % 2 == 0) ASSERT_NO_FATAL_FAILURE(made.end(made.layer, begun));
+    begun.clear();
+    ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
+  }
+  ASSERT_NO_FATAL_FAILURE(made.synchronize());
+  ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(c.format)));
+}
+
 // ---- faults ------------------------------------------------------------------------------------
 
 // Found by the kernel that places the rows first: the product, or the one that copies them apart.

@@ -1,5 +1,6 @@
 // The fake's streams, events, modules, launches and graphs. Work runs when it is submitted.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -258,9 +259,11 @@ Status cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function, voi
 }
 
 Status cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, FunctionHandle function, int size,
-                                                   std::size_t) {
+                                                   std::size_t shared_bytes) {
   if (!find(state().functions, function)) return Status::kInvalidHandle;
-  *blocks = 2048 / (size < 1 ? 1 : size);
+  constexpr std::size_t kSharedOfAnSm = 228 << 10, kReserved = 1 << 10;
+  const std::size_t by_memory = kSharedOfAnSm / (shared_bytes + kReserved);
+  *blocks = static_cast<int>(std::min<std::size_t>(2048 / (size < 1 ? 1 : size), by_memory));
   return Status::kSuccess;
 }
 

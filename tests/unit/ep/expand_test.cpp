@@ -215,6 +215,7 @@ TEST(EpExpand, WrongPlanesAreRefused) {
   EpGroupRig rig = expanding_rig(c), other = expanding_rig(c);
   rig.load(EpInputs(c, 1));
   const auto handles = rig.dispatch();
+  ASSERT_TRUE(rig.group().group_rows(handles[0]).ok());
   auto memory = rig.rank(0).allocate(1 << 16).value();
   const auto refuse = [&](const ep::Expanded& to, const char* text) {
     const auto got = rig.group().expand_rows(handles[0], to);
@@ -234,6 +235,25 @@ TEST(EpExpand, WrongPlanesAreRefused) {
               HasSubstr("another group"));
   const auto weighted = rig.group().reduce_rows(handles[0], {.rows = at, .weighted = true});
   EXPECT_THAT(weighted.error().message, HasSubstr("had no weights"));
+}
+// A slot keeps the lists of the dispatch before: they must not be taken for those of the next.
+TEST(EpExpand, RowsThatAreNotListedAreRefused) {
+  const EpCase c{.world = 1, .experts = 4, .max_tokens = 8};
+  EpGroupRig rig = expanding_rig(c);
+  rig.load(EpInputs(c, 1));
+  auto memory = rig.rank(0).allocate(1 << 16).value();
+  for (int round = 0; round < 3; ++round) {
+    const auto handles = rig.dispatch();
+    for (const auto& got :
+         {rig.group().expand_rows(handles[0], {.places = 64, .rows = memory.as<u8>()}),
+          rig.group().reduce_rows(handles[0], {.rows = memory.as<u8>()})}) {
+      ASSERT_EQ(got.code(), Code::kInvalidArgument) << "round " << round;
+      EXPECT_THAT(got.error().message, HasSubstr("call group_rows() first"));
+    }
+    ASSERT_TRUE(rig.group().group_rows(handles[0]).ok());
+    EXPECT_TRUE(rig.group().expand_rows(handles[0], {.places = 64, .rows = memory.as<u8>()}).ok());
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  }
 }
 TEST(EpExpand, ScaleStridesAreChecked) {
   const EpCase c{.world = 1, .experts = 4, .max_tokens = 8, .scale_bytes = 12};

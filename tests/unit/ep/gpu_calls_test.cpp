@@ -60,6 +60,59 @@ class EpGpuCalls : public crossdock::testing::FakeCudaTest {
   std::shared_ptr<Core> core_;
 };
 
+// Blocks that find no place would be waited for until the deadline.
+TEST_F(EpGpuCalls, MoreBlocksThanRunAtOnceAreRefused) {
+  const auto refuse = [&](Options options, const char* text) {
+    options.experts = 8;
+    options.top_k = 2;
+    options.max_tokens = kTokens;
+    options.hidden = 256;
+    auto group = symm::Group::create({.world = 2}, make_window(options, 2).value().layout, driver_);
+    auto jit = std::make_unique<jit::Jit>(
+        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+    const auto core =
+        Core::create(std::move(group).value(), std::move(jit), options, Deadline::in(60s));
+    ASSERT_EQ(core.code(), Code::kInvalidArgument);
+    EXPECT_THAT(core.error().message, HasSubstr(text));
+  };
+  Options many;
+  many.dispatch_sms_of = {12, 140};
+  refuse(many, "dispatch_sms makes 140 blocks of rank 1");
+  many = {};
+  many.combine_sms = 133;
+  refuse(many, "combine_sms makes 133 blocks of rank 0");
+  many = {};
+  many.expert_alignment = 4;
+  many.dispatch_sms = 100;
+  many.expand_sms = 40;
+  refuse(many, "dispatch_sms + expand_sms makes 140 blocks");
+}
+
+// A member of two whose other seat nobody has taken.
+TEST_F(EpGpuCalls, RanksThatNoProcessHasStayMasked) {
+  Options options{.experts = 8, .top_k = 2, .max_tokens = kTokens, .hidden = 256};
+  options.masks = true;
+  auto group =
+      symm::Group::create({.world = 2,
+                           .ranks = {{.rank = 0, .device = 0}},
+                           .place = symm::MeetingPlace{.store = "inproc://ep-vacant",
+                                                       .name = "vacant",
+                                                       .fewest = 1,
+                                                       .settle = std::chrono::milliseconds(100)}},
+                          make_window(options, 2).value().layout, driver_)
+          .value();
+  auto jit = std::make_unique<jit::Jit>(
+      jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+  const Deadline soon = Deadline::in(60s);
+  core_ = Core::create(std::move(group), std::move(jit), options, soon).value();
+  EXPECT_EQ(core_->masked(0, soon).value(), 2u);
+  ASSERT_TRUE(core_->reset(soon).ok());
+  EXPECT_EQ(core_->masked(0, soon).value(), 2u) << "a reset lets nobody in who is not there";
+  const auto in = core_->mask(0, 1, false, nullptr);
+  ASSERT_EQ(in.code(), Code::kInvalidArgument);
+  EXPECT_THAT(in.error().message, HasSubstr("no process has rank 1"));
+}
+
 // While work is held back, whoever waits for a stream waits until a deadline.
 TEST_F(EpGpuCalls, ACopyIsMadeInTheOrderOfTheCallersStreamAndWithoutWaiting) {
   const Tokens t = tokens(0);

@@ -147,6 +147,8 @@ TEST(EpMasks, MistakesAreRefused) {
   refuse(rig.group().mask(0, 2, true), "peer = 2 must be one of the 2 ranks");
   refuse(rig.group().mask(5, 0, true), "rank 5 is not one of");
   refuse(rig.group().read_mask(0, nullptr), "must be i32 [2]");
+  std::int32_t told[2];
+  refuse(rig.group().read_mask(99, told), "rank 99 is not one of");
   auto options = ep_options(c, symm::Backend::kCpu);
   EpGroupRig without(c, ep::Group::create(options).value());
   refuse(without.group().mask(0, 1, true), "made with masks = false");

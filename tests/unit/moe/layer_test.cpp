@@ -180,6 +180,14 @@ TEST(MoeLayerApi, LayersShareAGroupThatFits) {
   refuse([](auto& o) { o.max_tokens = 10; }, "max_tokens = 10 are more than the 9");
   refuse([](auto& o) { o.experts = 4; }, "made with experts = 2 and the layer wants 4");
   refuse([](auto& o) { o.format = Format::kBf16; }, "rows of 256 bytes: make it with");
+  {
+    ep::GroupOptions odd = made;
+    odd.ep.expert_alignment = 2;
+    const ep::Group unaligned = ep::Group::create(odd).value();
+    const auto got = moe::Layer::create(unaligned, options, moe_soon());
+    ASSERT_EQ(got.code(), Code::kInvalidArgument);
+    EXPECT_THAT(got.error().message, HasSubstr("rows with scales need a multiple of 4"));
+  }
   MoeLayerRig rig(kSmall, moe::Layer::create(*group, options, moe_soon()).value());
   group.reset();
   const MoeData data(kSmall);

@@ -1,0 +1,45 @@
+// Core: whether the blocks of its kernels run at once. They wait for each other, on this rank and
+// on others: one that finds no place would be waited for until the deadline, and a peer be named
+// for it. See core.hpp.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "ep/core.hpp"
+
+namespace crossdock::ep {
+namespace {
+
+struct Grid {
+  const char* option;
+  u32 blocks;
+  u32 room;  // blocks that run at once; 0: no limit is known, as in the twin
+};
+
+Result<> fits(const symm::Rank& rank, const Grid& grid) {
+  if (grid.room == 0 || grid.blocks <= grid.room) return {};
+  return invalid_argument(fmt::format(
+      "ep: {} makes {} blocks of rank {}, which wait for each other, and {} runs {} of them at "
+      "once: ask for at most that many",
+      grid.option, grid.blocks, rank.rank(), rank.device().describe(), grid.room));
+}
+
+}  // namespace
+
+Result<> Core::check_resident() const {
+  for (const u32 r : group_->local_ranks()) {
+    const symm::Rank& rank = group_->rank(r);
+    const auto room = [&](const auto& kernel) { return launcher_->resident_blocks(rank, kernel); };
+    for (const Variant& variant : variants_)
+      CROSSDOCK_CHECK_OK(fits(rank, {"dispatch_sms", dispatch_blocks_[r], room(variant.kernel)}));
+    for (const ExpandedVariant& variant : expanded_variants_)
+      CROSSDOCK_CHECK_OK(
+          fits(rank, {"dispatch_sms + expand_sms", dispatch_blocks_[r] + options_.expand_sms,
+                      room(variant.kernel)}));
+    if (combine_)
+      CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", combine_blocks_[r], room(*combine_)}));
+  }
+  return {};
+}
+
+}  // namespace crossdock::ep
