@@ -102,6 +102,11 @@ void Group::reduce_rows(const Handle& handle, const ReduceArguments& a, nb::hand
   const auto from = handle.open();
   Tensor t = argument(kReduce, "by_place", a.by_place, handle.rank);
   need_bf16_rows(kReduce, t, -1, options_.hidden);
+  const uint64_t experts = device::EpExperts::make(options_.experts, world_).count(handle.rank);
+  if (static_cast<uint64_t>(t.shape[0]) < experts * a.rows_per_expert)
+    refuse(fmt::format("{}: by_place has {} rows; {} experts with rows_per_expert = {} need {}",
+                       kReduce, t.shape[0], experts, a.rows_per_expert,
+                       experts * a.rows_per_expert));
   const ep::ByPlace outputs{.rows = readable(t, handle.rank),
                             .row_stride = t.row_stride(),
                             .rows_per_expert = a.rows_per_expert,

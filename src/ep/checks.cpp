@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "cuda/memory.hpp"
 #include "ep/handle.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::ep {
 namespace {
@@ -23,16 +23,7 @@ u64 or_dense(u64 stride, u64 dense) {
 // Memory that the driver knows on another GPU, or not at all: a kernel that follows it would end
 // the context. On the CPU the twin checks every access.
 Result<> Core::check_memory(const Where& where, const void* p, const char* what) const {
-  const cuda::Context* context = group_->rank(where.rank).device().context();
-  if (context == nullptr || p == nullptr) return {};
-  int ordinal = -1;
-  const cuda::Status status = context->driver().cuPointerGetAttribute(
-      &ordinal, cuda::PointerAttribute::kDeviceOrdinal, cuda::device_ptr(p));
-  if (status == cuda::Status::kSuccess && ordinal == context->ordinal()) return {};
-  const std::string is = status == cuda::Status::kSuccess ? fmt::format("memory of GPU {}", ordinal)
-                                                          : "not memory that the driver knows";
-  return invalid_argument(fmt::format("ep {}: {} at {} are {}: rank {} needs them on GPU {}",
-                                      where.call, what, p, is, where.rank, context->ordinal()));
+  return symm::check_pointer(group_->rank(where.rank), {"ep", where.call, p, what});
 }
 
 // What does not depend on the number of tokens, nor on where they are.

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <initializer_list>
 #include <utility>
 
 #include "base/config.hpp"
 #include "moe/weight_kernel.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::moe {
 
@@ -52,6 +54,25 @@ Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
   return {};
 }
 
+Result<> GemmCore::check_pointers(const symm::Rank& rank, const GemmCall& call) {
+  const void* const bias = call.bias ? call.bias->values : nullptr;
+  const float* const row_weights = call.swiglu ? call.swiglu->row_weights : nullptr;
+  for (const auto& [p, what] : std::initializer_list<std::pair<const void*, const char*>>{
+           {call.weights.rows, "weights"},
+           {call.weights.scales, "scales of weights"},
+           {call.input.rows, "input rows"},
+           {call.input.scales, "input scales"},
+           {call.groups.offsets, "offsets"},
+           {call.groups.counts, "counts"},
+           {call.groups.rows, "numbers of rows"},
+           {call.output.rows, "output rows"},
+           {call.output.scales, "output scales"},
+           {row_weights, "weights of rows"},
+           {bias, "bias"}})
+    CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"moe", "gemm", p, what}));
+  return {};
+}
+
 Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks) {
   const auto ranks = group().local_ranks();
   if (std::find(ranks.begin(), ranks.end(), r) == ranks.end())
@@ -67,6 +88,7 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks
         config.tile_rows, config.fp8 ? "e4m3" : "bf16", config.swiglu ? " with SwiGLU" : ""));
   if (call.input.count == 0) return {};  // there can be no valid row
   const symm::Rank& rank = group().rank(r);
+  CROSSDOCK_CHECK_OK(check_pointers(rank, call));
   CROSSDOCK_TRY(params, gemm_params(rank, call, config, settings_.wait));
   params.cycles = cycles_;
   if (blocks == 0) blocks = settings_.sms != 0 ? settings_.sms : launcher_->num_sms(rank);

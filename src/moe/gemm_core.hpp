@@ -53,6 +53,7 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
     symm::Prepared<device::GroupedGemmParams> kernel;
   };
   explicit GemmCore(const Settings& settings) : settings_(settings) {}
+  static Result<> check_pointers(const symm::Rank& rank, const GemmCall& call);
   [[nodiscard]] const Variant* find(const device::GroupedGemmConfig& config) const;
 
   Settings settings_;

@@ -71,7 +71,7 @@ Result<> Layer::load(std::uint32_t rank, const WeightsView& weights, Deadline de
 }
 Result<> Layer::use(std::uint32_t rank, const WeightsView& weights) {
   CROSSDOCK_TRY(mine, find(weights_, rank));
-  CROSSDOCK_CHECK_OK(core_->check_weights(rank, weights));
+  CROSSDOCK_CHECK_OK(core_->check_there(rank, weights));
   *mine = RankWeights{.rank = rank, .view = weights};
   return {};
 }
@@ -96,7 +96,7 @@ Result<> Layer::load_shared(std::uint32_t rank, const WeightsView& weights, Dead
 }
 Result<> Layer::use_shared(std::uint32_t rank, const WeightsView& weights) {
   CROSSDOCK_TRY(mine, find(shared_, rank));
-  CROSSDOCK_CHECK_OK(core_->check_weights(rank, weights, Experts::kShared));
+  CROSSDOCK_CHECK_OK(core_->check_there(rank, weights, Experts::kShared));
   *mine = RankWeights{.rank = rank, .view = weights};
   return {};
 }

@@ -7,6 +7,7 @@
 
 #include "moe/layer_core.hpp"
 #include "moe/variants.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::moe {
 namespace {
@@ -113,6 +114,16 @@ Result<> LayerCore::check_weights(u32 rank, const WeightsView& weights, Experts 
                     format_name(options_.format), needs ? "need" : "have no",
                     weights.gate_up_scales, weights.down_scales));
   return {};
+}
+
+Result<> LayerCore::check_there(u32 r, const WeightsView& weights, Experts of) const {
+  CROSSDOCK_CHECK_OK(check_weights(r, weights, of));
+  const symm::Rank& on = rank(r);
+  CROSSDOCK_CHECK_OK(symm::check_pointer(on, {"moe", "use", weights.gate_up, "gate_up"}));
+  CROSSDOCK_CHECK_OK(
+      symm::check_pointer(on, {"moe", "use", weights.gate_up_scales, "scales of gate_up"}));
+  CROSSDOCK_CHECK_OK(symm::check_pointer(on, {"moe", "use", weights.down, "down"}));
+  return symm::check_pointer(on, {"moe", "use", weights.down_scales, "scales of down"});
 }
 
 }  // namespace crossdock::moe

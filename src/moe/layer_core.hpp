@@ -105,6 +105,8 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] RowOrder row_order(const LayerInput& input) const;
   // kIncompatible, naming both layouts, and what is wrong with the addresses.
   Result<> check_weights(u32 rank, const WeightsView& weights, Experts of = Experts::kChosen) const;
+  // As check_weights(), and they are memory of the rank's GPU.
+  Result<> check_there(u32 rank, const WeightsView& weights, Experts of = Experts::kChosen) const;
   Result<RankWeights> copy_weights(u32 rank, const WeightsView& from, Deadline deadline,
                                    Experts of = Experts::kChosen) const;
 

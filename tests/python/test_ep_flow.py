@@ -449,3 +449,16 @@ def test_rows_of_few_tokens_may_come_back_compressed():
         handle = group.dispatch(rows, ids, weights, rank=0)
         with raises(crossdock.InvalidArgument, "compressed = false"):
             group.combine_send(handle, payload="fp8")
+# The kernel reads a place for each row an expert may have.
+def test_sums_of_too_few_places_are_refused():
+    case = Case(alignment=4)
+    sent, _ = one_round(case, 5)
+    with ep.Group(case.options(), world=case.world, backend="twin", timeout=TIMEOUT) as group:
+        handles = [group.dispatch(of.rows, of.ids, of.weights, scales=of.scales, rank=r)
+                   for r, of in enumerate(sent)]
+        lists = [group.group_rows(handle) for handle in handles]
+        local = len(lists[0].aligned_counts)
+        short = np.zeros((local * 16 - 1, case.hidden), np.uint16)
+        with raises(crossdock.InvalidArgument, f"{local} experts with rows_per_expert = 16 need"):
+            group.reduce_rows(handles[0], short, rows_per_expert=16)
+        group.synchronize(TIMEOUT)

@@ -311,6 +311,21 @@ TEST_F(MoeLayerGpu, WholesAmongHalvesAndAfterDroppedOnes) {
   ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(c.format)));
 }
 
+TEST_F(MoeLayerGpu, WeightsOfTheHostAreRefusedAndTheContextIsWhole) {
+  const MoeCase c = moderate(20, Format::kE4m3);
+  const MoeData data(c);
+  MoeLayerRig made = rig(c);
+  ASSERT_NO_FATAL_FAILURE(made.load(data));
+  const auto weights = moe::Weights::prepare(data.plain(0), c.format, c.scales).value();
+  const auto refused = made.layer.use(0, weights.view());
+  ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().message, HasSubstr("not memory that the driver knows"));
+  ASSERT_NO_FATAL_FAILURE(made.poison());
+  ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
+  ASSERT_NO_FATAL_FAILURE(made.synchronize());
+  ASSERT_NO_FATAL_FAILURE(made.check(data, bounds_of(c.format)));
+}
+
 // ---- faults ------------------------------------------------------------------------------------
 
 // Found by the kernel that places the rows first: the product, or the one that copies them apart.

@@ -260,6 +260,7 @@ TEST(EpExpand, ScaleStridesAreChecked) {
   EpGroupRig rig = expanding_rig(c);
   rig.load(EpInputs(c, 1));
   const auto handles = rig.dispatch();
+  ASSERT_TRUE(rig.group().group_rows(handles[0]).ok());
   auto memory = rig.rank(0).allocate(1 << 16).value();
   const auto text = [&](const ep::Expanded& to) {
     return rig.group().expand_rows(handles[0], to).error().message;

@@ -1,0 +1,25 @@
+// Whether a pointer that a caller gave is memory that a rank's kernels may follow. One that is not
+// would end the CUDA context, with everything in it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+#include <crossdock/core/result.hpp>
+
+#include "symm/rank.hpp"
+
+namespace crossdock::symm {
+
+struct GivenPointer {
+  std::string_view engine;  // "ep"
+  std::string_view call;    // "dispatch"
+  const void* address;
+  std::string_view what;  // "rows"
+};
+
+// kInvalidArgument: memory of another GPU, or not memory that the driver knows. Null and the twin's
+// pointers pass.
+Result<> check_pointer(const Rank& rank, const GivenPointer& given);
+
+}  // namespace crossdock::symm
