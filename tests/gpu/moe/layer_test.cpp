@@ -303,7 +303,9 @@ TEST_F(MoeLayerGpu, WholesAmongHalvesAndAfterDroppedOnes) {
   for (u32 i = 0; i < 40; ++i) {
     auto begun = made.begin(made.layer);
     ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
-    if (i % 2 == 0) ASSERT_NO_FATAL_FAILURE(made.end(made.layer, begun));
+    if (i % 2 == 0) {
+      ASSERT_NO_FATAL_FAILURE(made.end(made.layer, begun));
+    }
     begun.clear();
     ASSERT_NO_FATAL_FAILURE(made.forward(made.layer));
   }
