@@ -5,9 +5,9 @@
 //         <── combine(handle, ...) ───         └─ expert_input()  where the experts put their rows
 //
 // A group has the ranks of one NVLink domain, one or several of them in this process. Calls put
-// work on a stream and return; nothing waits for the GPU, nothing allocates, and all of it may be
-// captured into a CUDA graph. Every rank makes the same calls in the same order, on one stream or
-// on streams that it orders itself. A rank's Group and Handles are single-owner.
+// work on a stream and return: they wait for no GPU, make memory of one only as dispatch() says,
+// and may be captured into a graph. All ranks make the same calls in the same order, on one stream
+// or on streams that they order themselves. A rank's Group and Handles are single-owner.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -74,7 +74,7 @@ struct Options {
   bool compressed = false;
   // Bytes of each rank's window for outputs that the caller provides (Group::user_memory).
   std::uint64_t user_bytes = 0;
-  // Blocks, which is SMs, of a dispatch and of a combine. 0: as many as fill the wire, see
+  // Blocks, which is SMs, of a dispatch and of a combine, at most 160. 0: as many as fill the wire,
   // default_dispatch_sms(). Ranks may differ: then one number a rank.
   std::uint32_t dispatch_sms = 0;
   std::uint32_t combine_sms = 0;
@@ -99,7 +99,7 @@ struct Options {
   // of dispatch, where a dispatch is asked for it (DispatchOptions::expanded). Every dispatch of
   // the large path then tells its rows one by one. 0: copies follow the dispatch. kAutoSms:
   // default_expand_sms(), or 0 with more than 256 experts a rank, where a number is refused. Fewer
-  // than half of that are slower than copies afterwards. Needs expert_alignment.
+  // than half of that are slower than copies afterwards. At most 160; needs expert_alignment.
   std::uint32_t expand_sms = 0;
   // A dispatch or a combine may start while the kernel before it in its stream still runs
   // (programmatic dependent launch): it prepares itself and waits before it reads anything. Saves
