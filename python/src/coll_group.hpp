@@ -15,6 +15,10 @@
 
 namespace crossdock::python {
 
+// `options` is a crossdock.coll.Options. Raises InvalidArgument naming a field that is wrong.
+coll::Options coll_options(nb::handle options);
+nb::dict coll_sizes(nb::handle options, uint32_t world);
+
 // What Coll and its sessions and arrays share; the last of them ends the group.
 struct CollBox final : public RankBox {
   explicit CollBox(coll::Group made);

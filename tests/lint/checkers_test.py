@@ -127,6 +127,12 @@ class Style(Tree):
         self.assertIn("602 lines, limit 500", output)
         _, output = self.style("include/a.hpp", PARAGRAPH + "\n" * 450)
         self.assertIn("452 lines, limit 400", output)
+        _, output = self.style("python/src/a.cpp", PARAGRAPH + "\n" * 250)
+        self.assertIn("252 lines, limit 200", output)
+        script = '"""A module."""\n# SPDX-License-Identifier: Apache-2.0\n'
+        _, output = self.style("python/crossdock/a.py", script + "\n" * 500)
+        self.assertIn("a.py:1: 502 lines, limit 500", output)
+        self.assertNotIn("b.py", self.style("python/crossdock/b.py", script + "\n" * 498)[1])
 
     def test_waiver(self):
         code, output = self.style("src/base/a.cpp",
