@@ -185,8 +185,11 @@ class Group:
         """Waits as :meth:`synchronize` does and lets go of the memory. Local: peers are not waited for. What
         other streams still wait for is let go at once then, as after a failure. Twice is no error."""
         native, self._native = self._native, None
-        if native is not None and not native.twin:
-            native.synchronize(timeout, None)
+        try:
+            if native is not None and not native.twin:
+                native.synchronize(timeout, None)
+        finally:
+            del native  # now, and not when an error that is on its way has been looked at
 
     def __enter__(self) -> Group:
         return self

@@ -62,8 +62,10 @@ class ElasticBuffer:
         """Gives the memory back. Local: it waits for no other rank. Twice is no error."""
         if not self._closed:
             self._closed = True
-            self._calls.close()
-            self._extras.close()
+            try:
+                self._calls.close()
+            finally:
+                self._extras.close()
 
     @staticmethod
     def capture() -> EventHandle:
