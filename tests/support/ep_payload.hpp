@@ -116,7 +116,7 @@ class EpPayloadReference {
     return out;
   }
   // The combined rows of `rank`: bit by bit what the format makes of them, and no further from the
-  // sums in fp64 than the format promises. Tells the largest error, of a sum of magnitudes.
+  // sums in fp64 than the format promises. Tells the largest error, of what is promised.
   void check(u32 rank, const u8* rows, u32 round, double* largest = nullptr) const {
     for (u32 token = 0; token < inputs_.of(rank).tokens; ++token) {
       std::vector<std::vector<u16>> of_ranks;
@@ -170,7 +170,8 @@ class EpPayloadReference {
       // The sum is rounded to bf16 once, and on the way as fp32.
       const double rounding = (std::abs(exact[i]) + error[i]) / 256 + magnitude[i] / 0x1p20 + 1e-38;
       ASSERT_LE(off, error[i] + rounding);
-      if (largest != nullptr && magnitude[i] > 0) *largest = std::max(*largest, off / magnitude[i]);
+      if (largest != nullptr && error[i] > rounding)
+        *largest = std::max(*largest, off / (error[i] + rounding));
     }
   }
   void add_group(const u16* group, float (&sums)[kPayloadGroup]) const {

@@ -25,7 +25,7 @@ TEST_F(EpGpu, CompressedRowsOfFewTokens) {
       SCOPED_TRACE(tokens);
       EpCase c = few(tokens);
       c.biases = tokens == 40 ? 2 : 0;
-      c.overlap = tokens != 40;
+      c.overlap = tokens != 40 && ranks_of_a_gpu() == 1;
       EpGroupRig r = rig(c, [](ep::Options& o) { o.compressed = true; });
       const EpInputs inputs(c, tokens);
       const EpPayloadReference reference(c, inputs, payload);
@@ -41,7 +41,7 @@ TEST_F(EpGpu, CompressedRowsOfFewTokens) {
       for (const u32 rank : r.group().local_ranks())
         ASSERT_NO_FATAL_FAILURE(
             reference.check(rank, r.combined_rows(rank).data(), tokens, &largest));
-      std::printf("  payload %u, %u tokens: largest error %.4f of the magnitudes\n",
+      std::printf("  payload %u, %u tokens: largest error %.2f of what is promised\n",
                   static_cast<u32>(payload), tokens, largest);
     }
 }
@@ -50,7 +50,8 @@ TEST_F(EpGpu, CompressedRowsOfFewTokens) {
 TEST_F(EpGpu, GraphsOfCompressedCombines) {
   EpCase c = few(24);
   c.combine_weights = false;
-  c.overlap = true;
+  // On a shared GPU a launch that waits for the one before would keep other ranks from running.
+  c.overlap = ranks_of_a_gpu() == 1;
   c.host_counts = false;
   EpGroupRig r = rig(c, [](ep::Options& o) { o.compressed = true; });
   const EpInputs inputs(c, 1);

@@ -83,7 +83,7 @@ def made_by(case, rank, seed):
     return ref.bf16_encode(random.normal(0, 1, shape).astype(np.float32))
 
 
-def close_enough(got, wanted, compressed):
+def close_enough(got, wanted, compressed=False):
     """As similar as one more rounding of each rank's part allows, to bf16 or to LogFMT-10."""
     got = ref.bf16_decode(got).astype(np.float64)
     if not got.size:

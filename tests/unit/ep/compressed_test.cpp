@@ -51,8 +51,8 @@ void rounds(const EpCase& c, ep::Payload payload) {
     for (u32 r = 0; r < c.world; ++r)
       ASSERT_NO_FATAL_FAILURE(reference.check(r, rig.combined_rows(r).data(), seed, &largest));
   }
-  // That rows went through the format at all: half of a step of it at least.
-  EXPECT_GT(largest, payload == ep::Payload::kFp8 ? 0.04 : 0.02);
+  // That rows went through the format at all.
+  EXPECT_GT(largest, 0.5);
 }
 
 TEST(EpCompressed, EveryBitAndTheErrorOfEachFormat) {
