@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Iterable, Optional, Tuple
+from typing import Any, Iterable, Optional, Tuple, Union
 
 from . import _arrays, _native
 from ._gemm import Gemm, Swiglu
@@ -65,6 +65,9 @@ class Options:
     dispatch_sms: int = 0  #: SMs; 0: the library's choice, as the next two
     combine_sms: int = 0
     gemm_sms: int = 0
+    #: ``ep.Options.expand_sms``, where experts may have so many rows that they are copied apart: a forward
+    #: in one call then copies them while others are on their way.
+    expand_sms: Union[int, str] = 0
     wait: float = 2.0  #: seconds a kernel waits for a peer before the forward fails, naming it
     compile_timeout: float = 600.0  #: seconds for compiling the kernels, which a machine does once
     statistics: bool = True  #: count selections of each expert and waits for each source

@@ -81,6 +81,7 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   read("dispatch_sms", out.dispatch_sms);
   read("combine_sms", out.combine_sms);
   read("gemm_sms", out.gemm_sms);
+  out.expand_sms = expand_sms_of(options.attr("expand_sms"));
   out.format = format_of(options.attr("format"));
   out.scales = scale_type_of(options.attr("scales"));
   out.tile = tile_of(options.attr("tile"));

@@ -151,6 +151,17 @@ Result<RankWeights> LayerCore::copy_weights(u32 r, const WeightsView& from, Dead
   return out;
 }
 
+namespace {
+
+// Whether a forward may have so many rows an expert that they are copied apart.
+bool may_copy_rows(const LayerOptions& o) {
+  if (o.row_order != RowOrder::kAuto) return o.row_order == RowOrder::kCopy;
+  const u64 choices = u64{o.max_tokens} * std::max(o.ranks.world, 1u) * o.top_k;
+  return choose_row_order(static_cast<u32>(choices / std::max(o.experts, 1u))) == RowOrder::kCopy;
+}
+
+}  // namespace
+
 inline namespace v1 {
 
 ep::Options group_options(const LayerOptions& options) {
@@ -168,6 +179,7 @@ ep::Options group_options(const LayerOptions& options) {
   ep.fall_back = false;    // a forward gives its slot back
   ep.host_counts = false;  // nor does it ask for counts
   ep.expert_alignment = kAlignment;
+  ep.expand_sms = may_copy_rows(options) ? options.expand_sms : 0;
   ep.statistics = options.statistics;
   return ep;
 }

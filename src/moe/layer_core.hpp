@@ -142,15 +142,16 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   Result<> check_input(const RankWeights& weights, const Call& call) const;
   Result<> check_scales(const LayerInput& input) const;
   Result<> check_output(u32 rank, const LayerInput& input, const LayerOutput& output) const;
-  // All that comes after the dispatch.
-  Result<> finish(const RankWeights& weights, const Call& call, const ep::Handle& handle);
+  // All that comes after the dispatch, which has `ordered` the rows or not.
+  Result<> finish(const RankWeights& weights, const Call& call, const ep::Handle& handle,
+                  bool ordered);
   // Blocks of a product that leave the dispatch beside it its SMs.
   [[nodiscard]] u32 blocks_beside(u32 rank) const;
   [[nodiscard]] u32 expected_rows(const LayerInput& input) const;
   [[nodiscard]] ep::Tokens tokens(const LayerInput& input) const;
   // Received rows in the order of their places, with their scales, in the memory of the outputs,
   // which the second product writes when the first has read them.
-  [[nodiscard]] ep::Expanded ordered(const ep::Received& got, const Buffers& buffers) const;
+  [[nodiscard]] ep::Expanded ordered(const Buffers& buffers) const;
   // `first` with such rows.
   [[nodiscard]] GemmCall over(GemmCall first, const ep::Expanded& ordered) const;
   // The two products; `got` and `grouped` may be empty where only their kernels are wanted.

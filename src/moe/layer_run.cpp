@@ -3,7 +3,8 @@
 //   stream of the rank   dispatch ─ group_rows ─ product, SwiGLU ─ product ─ reduce_rows ─ combine
 //   memory               slot       lists        activations       outputs   slot's inputs  output
 //
-// Where experts have many rows, expand_rows brings them in order before the first product.
+// Where experts have many rows, expand_rows brings them in order before the first product, or the
+// dispatch itself while others are on their way (LayerOptions::expand_sms).
 //
 // All that can be wrong with a call is found before the first launch, since peers wait for the rest
 // once a dispatch runs. See layer_core.hpp. SPDX-License-Identifier: Apache-2.0
@@ -158,11 +159,11 @@ RowOrder LayerCore::row_order(const LayerInput& input) const {
                                                : options_.row_order;
 }
 
-ep::Expanded LayerCore::ordered(const ep::Received& got, const Buffers& b) const {
+ep::Expanded LayerCore::ordered(const Buffers& b) const {
   ep::Expanded to{.places = sizes_.places, .rows = b.outputs.address()};
   if (!scaled(options_)) return to;
   // Rows of e4m3 leave half of the memory free, and scales take a 32nd or less.
-  to.scales = b.outputs.as<u8>() + sizes_.places * got.row_bytes;
+  to.scales = b.outputs.as<u8>() + sizes_.places * options_.hidden;
   to.scales_by_column = true;
   to.scale_stride = scale_columns();
   return to;
@@ -204,25 +205,30 @@ Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
     return end(weights, *begun, call);
   }
   CROSSDOCK_CHECK_OK(follow_begun(weights.rank, call.stream));
-  CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input), {}, call.stream));
+  const bool orders = group_->window().copy_blocks != 0 && row_order(call.input) == RowOrder::kCopy;
+  const ep::Expanded to = ordered(buffers(weights.rank));
+  CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input),
+                                         {.expanded = orders ? &to : nullptr}, call.stream));
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
-  return finish(weights, call, handle);
+  return finish(weights, call, handle, orders);
 }
 
-Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const ep::Handle& handle) {
+Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const ep::Handle& handle,
+                           bool ordered) {
   const u32 r = weights.rank;
   const Buffers& b = buffers(r);
   const ep::Received& got = handle.received();
   const auto done = [&](LayerStage stage) {
     return call.stage_done ? call.stage_done(stage) : Result<>();
   };
-  CROSSDOCK_TRY(grouped, group_->group_rows(handle, call.stream));
+  CROSSDOCK_TRY(grouped,
+                ordered ? group_->grouped(handle) : group_->group_rows(handle, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kGroup));
 
   GemmCall one = first(weights.view, got, grouped, b);
   if (row_order(call.input) == RowOrder::kCopy) {
-    const ep::Expanded rows = ordered(got, b);
-    CROSSDOCK_CHECK_OK(group_->expand_rows(handle, rows, call.stream));
+    const ep::Expanded rows = this->ordered(b);
+    if (!ordered) CROSSDOCK_CHECK_OK(group_->expand_rows(handle, rows, call.stream));
     one = over(one, rows);
   }
   CROSSDOCK_CHECK_OK(done(LayerStage::kOrder));

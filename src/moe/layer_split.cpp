@@ -108,7 +108,7 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
     CROSSDOCK_CHECK_OK(borrowed(rank(begun.rank), call.stream).wait(*begun.arrived));
   begun.joined = true;
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
-  return finish(weights, call, *begun.handle);
+  return finish(weights, call, *begun.handle, false);
 }
 
 // A dispatch on the caller's stream comes after those on the side stream: two at once would count

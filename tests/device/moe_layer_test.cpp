@@ -133,15 +133,17 @@ TEST(MoeLayer, TheSameBitsUnderEverySchedule) {
   }
 }
 
-// Gathered by the product, or copied apart before it.
+// Gathered by the product, copied apart before it, or by the dispatch while others are on their
+// way.
 TEST(MoeLayer, TheSameBitsInEitherOrderOfTheRows) {
   for (const Format format : {Format::kE4m3, Format::kBf16})
     for (const moe::GemmTile tile : {moe::GemmTile::kAuto, moe::GemmTile::k128}) {
       MoeCase c{.max_tokens = 9, .format = format, .tile = tile};
       const MoeData data(c);
       std::vector<u16> gathered;
-      for (const moe::RowOrder order : {moe::RowOrder::kGather, moe::RowOrder::kCopy}) {
-        c.row_order = order;
+      for (const u32 way : {0u, 1u, 2u}) {
+        c.row_order = way == 0 ? moe::RowOrder::kGather : moe::RowOrder::kCopy;
+        c.expand_sms = way == 2 ? 2 : 0;
         MoeLayerRig rig = twin_rig(c, 3);
         ASSERT_NO_FATAL_FAILURE(rig.load(data));
         ASSERT_NO_FATAL_FAILURE(rig.run());

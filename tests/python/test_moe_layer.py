@@ -325,3 +325,16 @@ def test_a_fault_is_named_and_reset_heals():
         layer.reset(TIMEOUT)
         data.sent[0].ids[:] = right
         check(forward(layer, data), data.want())
+
+
+def test_rows_are_copied_beside_a_dispatch_only_where_they_are_copied():
+    def control(**change):
+        options = moe.Options(experts=64, top_k=4, hidden=256, inter=128, **change)
+        return moe.layer_sizes(options, 8).group.control_bytes
+
+    # 64 rows an expert are gathered, 72 are copied.
+    assert control(max_tokens=128, expand_sms=24) == control(max_tokens=128)
+    assert control(max_tokens=144, expand_sms=24) > control(max_tokens=144)
+    assert control(max_tokens=144, expand_sms="auto") == control(max_tokens=144, expand_sms=24)
+    with raises(InvalidArgument, 'expand_sms = some must be a whole number or "auto"'):
+        control(max_tokens=144, expand_sms="some")

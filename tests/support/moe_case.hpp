@@ -36,6 +36,7 @@ struct MoeCase {
   u32 max_places = 0;
   moe::GemmTile tile = moe::GemmTile::kAuto;
   moe::RowOrder row_order = moe::RowOrder::kAuto;
+  u32 expand_sms = 0;
   EpRoutingKind routing = EpRoutingKind::kRandom;
   std::vector<u32> tokens = {};  // of each rank; empty: max_tokens, one less, ...
   u32 samples = 0;               // tokens of each rank that are compared; 0: all
@@ -73,6 +74,7 @@ struct MoeCase {
     o.max_places = max_places;
     o.tile = tile;
     o.row_order = row_order;
+    o.expand_sms = expand_sms;
     return o;
   }
 };

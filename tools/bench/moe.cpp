@@ -197,6 +197,10 @@ void add_moe(CLI::App& group) {
       ->check(CLI::Range(1, 1 << 20));
   sub->add_flag("--overlap", options->overlap,
                 "with --chain: also forwards in halves, a dispatch beside the products before it");
+  sub->add_option("--expand-sms", options->expand_sms,
+                  "with --chain: multiprocessors that copy rows by expert beside a dispatch, each "
+                  "in its layer, e.g. 0 40")
+      ->check(CLI::Range(0, 120));
   sub->add_option("--routing", options->routings,
                   "with --chain: even, zipf: experts drawn; gate, gate-zipf: the choices of a gate "
                   "of random weights, for words drawn evenly or as in texts")

@@ -35,6 +35,7 @@ struct MoeBench {
   bool overlap = false;                                      // and forwards in halves
   std::vector<std::uint32_t> tokens = {8192, 2048, 128, 8};  // of each rank
   std::vector<std::string> routings = {"even"};              // see moe_routing.cpp
+  std::vector<std::uint32_t> expand_sms = {0};               // LayerOptions::expand_sms
   std::string versus = {};  // "torch": the same products by it, beside ours
 };
 

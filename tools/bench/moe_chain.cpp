@@ -198,12 +198,14 @@ Result<> measure_chain(const MoeBench& options, const MoeModel& model, u32 gpus,
   c.model.experts = std::max(model.experts / options.world, 1u) * c.ranks;
   for (const std::string& format : options.formats)
     for (const std::string& routing : options.routings)
-      for (const u32 tokens : options.tokens) {
-        c.fp8 = format == "fp8";
-        c.routing = routing;
-        c.tokens = c.twin ? std::min(tokens, 9u) : tokens;
-        CROSSDOCK_CHECK_OK(measure_case(c, options, figures, deadline));
-      }
+      for (const u32 tokens : options.tokens)
+        for (const u32 expand_sms : options.expand_sms) {
+          c.fp8 = format == "fp8";
+          c.routing = routing;
+          c.tokens = c.twin ? std::min(tokens, 9u) : tokens;
+          c.expand_sms = expand_sms;
+          CROSSDOCK_CHECK_OK(measure_case(c, options, figures, deadline));
+        }
   return {};
 }
 

@@ -21,6 +21,7 @@ struct ChainCase {
   bool fp8 = true;
   std::uint32_t tokens = 0;  // of each rank
   std::string routing = "even";
+  std::uint32_t expand_sms = 0;  // that copy rows beside the dispatch
 
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::uint64_t local_experts() const { return model.experts / ranks; }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
+#include <utility>
 
 #include <crossdock/layout/probe.cuh>
 
@@ -64,8 +65,9 @@ double dot(const std::vector<float>& row, const float* scales, const auto& other
 }  // namespace
 
 std::string ChainCase::name() const {
-  return fmt::format("{}_chain_{}_{}{}", model.name, fp8 ? "fp8" : "bf16", tokens,
-                     routing == "even" ? "" : "_" + routing);
+  return fmt::format("{}_chain_{}_{}{}{}", model.name, fp8 ? "fp8" : "bf16", tokens,
+                     routing == "even" ? "" : "_" + routing,
+                     expand_sms == 0 ? "" : fmt::format("_{}copy", expand_sms));
 }
 
 Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
@@ -80,6 +82,7 @@ Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
   options.format = c.fp8 ? moe::Format::kE4m3 : moe::Format::kBf16;
   options.clamp = kClamp;
   options.fast = true;
+  options.expand_sms = c.expand_sms;
   CROSSDOCK_TRY(layer, moe::Layer::create(options));
   ChainRig rig(c, std::move(layer));
   for (u32 r = 0; r < c.ranks; ++r)
@@ -219,7 +222,15 @@ std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& va
 
 ChainBytes ChainRig::bytes() const {
   const bool copies = layer_.core().row_order(memory_[0].input) == moe::RowOrder::kCopy;
-  return bytes_moved(case_, routings_, copies);
+  ChainBytes out = bytes_moved(case_, routings_, copies);
+  if (!copies || layer_.core().group().window().copy_blocks == 0) return out;
+  // Lists and copies are the dispatch's.
+  const auto of = [&](moe::LayerStage stage) -> double& {
+    return out.hbm[static_cast<std::size_t>(stage)];
+  };
+  for (const auto stage : {moe::LayerStage::kGroup, moe::LayerStage::kOrder})
+    of(moe::LayerStage::kDispatch) += std::exchange(of(stage), 0);
+  return out;
 }
 
 Result<double> ChainRig::verify(Deadline deadline) {

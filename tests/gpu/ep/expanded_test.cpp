@@ -1,6 +1,8 @@
 // Copies beside a dispatch on real GPUs: the same memory written again and again, in turns with
 // plain dispatches, with routings used again, with masked ranks, and in graphs.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "cuda/graph.hpp"
 #include "gpu/ep/ep_gpu.hpp"
 #include "support/ep_expanded.hpp"
@@ -56,7 +58,8 @@ class EpExpandedGpu : public EpGpu {
   Copying copying(EpCase c, const Change& change) {
     EpGroupRig r = rig(c, [&](ep::Options& o) {
       o.expert_alignment = kAlignment;
-      o.expand_sms = 24;
+      // Blocks of ranks that share a GPU share its SMs.
+      o.expand_sms = std::min(24u, 132u / static_cast<u32>(ranks_of_a_gpu()) - c.blocks_of(0));
       o.masks = c.fixed;
       o.small_tokens = 0;
       change(o);

@@ -63,14 +63,15 @@ TEST_F(MoeLayerGpu, ManyTokens) {
     ASSERT_NO_FATAL_FAILURE(round(c));
   }
 }
-// Gathered by the product, or copied apart before it: the same bits.
+// Gathered by the product, copied apart before it, or by the dispatch itself: the same bits.
 TEST_F(MoeLayerGpu, EitherOrderOfTheRows) {
   for (const Format format : kFormats) {
     MoeCase c = moderate(700, format);
     const MoeData data(c);
     std::vector<u16> gathered;
-    for (const moe::RowOrder order : {moe::RowOrder::kGather, moe::RowOrder::kCopy}) {
-      c.row_order = order;
+    for (const u32 way : {0u, 1u, 2u}) {
+      c.row_order = way == 0 ? moe::RowOrder::kGather : moe::RowOrder::kCopy;
+      c.expand_sms = way == 2 ? 16 : 0;
       MoeLayerRig made = rig(c);
       ASSERT_NO_FATAL_FAILURE(made.load(data));
       ASSERT_NO_FATAL_FAILURE(made.run());

@@ -165,6 +165,21 @@ TEST(MoeLayerApi, RowsAreCopiedApartWhereExpertsHaveMany) {
   EXPECT_THAT(done.error().message, HasSubstr("80"));
 }
 
+// Only where experts may have so many rows that they are copied apart.
+TEST(MoeLayerApi, RowsAreCopiedBesideADispatchWhereTheyAreCopied) {
+  moe::LayerOptions o{.experts = 64, .top_k = 4, .max_tokens = 128};
+  o.ranks.world = 8;
+  o.expand_sms = 24;
+  EXPECT_EQ(moe::group_options(o).expand_sms, 0u);  // 64 rows an expert
+  o.max_tokens = 144;
+  EXPECT_EQ(moe::group_options(o).expand_sms, 24u);
+  o.row_order = moe::RowOrder::kGather;
+  EXPECT_EQ(moe::group_options(o).expand_sms, 0u);
+  o.max_tokens = 1;
+  o.row_order = moe::RowOrder::kCopy;
+  EXPECT_EQ(moe::group_options(o).expand_sms, 24u);
+}
+
 TEST(MoeLayerApi, LayersShareAGroupThatFits) {
   moe::LayerOptions options = kSmall.options(symm::Backend::kCpu);
   ep::GroupOptions made{.ranks = options.ranks, .ep = moe::group_options(options)};
