@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "coll/launch.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::coll {
 namespace {
@@ -71,8 +72,16 @@ Result<> Core::fetch_rows(u32 r, const Fetch& f, StreamPtr stream) {
                                         f.numbers == nullptr ? "the list of rows" : "output"));
   if (reinterpret_cast<u64>(f.output) % 16 != 0)
     return invalid_argument("coll fetch_rows: output must begin at a multiple of 16 bytes");
-  CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  const u32 number_bytes = options_.wide_indices ? 8 : 4;
+  if (reinterpret_cast<u64>(f.numbers) % number_bytes != 0)
+    return invalid_argument(fmt::format(
+        "coll fetch_rows: the list of rows at {} must begin at a multiple of {} bytes, the size of "
+        "its numbers",
+        f.numbers, number_bytes));
   const symm::Rank& rank = rank_of(*state);
+  CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "fetch_rows", f.numbers, "row numbers"}));
+  CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "fetch_rows", f.output, "output rows"}));
+  CROSSDOCK_TRY(lane, lane_of(*state, stream));
   const device::FetchRowsParams p{
       .common = rank.common(device::KernelId::kFetchRows, options_.wait),
       .view = rank.view(),

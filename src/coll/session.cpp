@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "coll/launch.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::coll {
 namespace {
@@ -143,8 +144,12 @@ Result<> Core::reduce_scatter(Session::State& s, const Scatter& c) {
     return make_error(Code::kUnsupported,
                       "coll reduce_scatter: sums take a kernel, and ranks of the CPU backend run "
                       "kernels only when all of them are in one process");
-  CROSSDOCK_TRY(offset, place(s, c.input, bytes * window_.world));
+  if (reinterpret_cast<u64>(c.output) % 16 != 0)
+    return invalid_argument(fmt::format(
+        "coll reduce_scatter: output at {} must begin at a multiple of 16 bytes", c.output));
   const symm::Rank& rank = rank_of(*s.rank);
+  CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "reduce_scatter", c.output, "sums"}));
+  CROSSDOCK_TRY(offset, place(s, c.input, bytes * window_.world));
   const u32 self = rank.rank();
   const u32 call = s.calls++;
   const u64 said = tag(Said::kScatter, offset, bytes);

@@ -124,6 +124,24 @@ TEST_F(CollGpu, GraphsAreReplayedWithNewData) {
   }
 }
 
+// A kernel that follows such a pointer would end the context, and all that is in it.
+TEST_F(CollGpu, MemoryOfTheHostIsRefusedWhereAKernelFollowsIt) {
+  CollRig rig(options(1));
+  std::vector<std::int32_t> numbers(4);
+  alignas(16) static u8 rows[4 * 7168];
+  u8* const output = rig.memory<u8>(0, sizeof rows);
+  const auto refused = [](const auto& result) {
+    ASSERT_EQ(result.code(), Code::kInvalidArgument);
+    EXPECT_THAT(result.error().message, HasSubstr("on GPU 0"));
+  };
+  refused(rig.group().fetch_rows(0, numbers.data(), 4, output));
+  refused(rig.group().fetch_rows(0, rig.memory(0, numbers), 4, rows));
+  auto session = rig.group().begin(0).value();
+  refused(session.reduce_scatter(output, rows, 64, coll::DataType::kF32));
+  EXPECT_OK(session.end());
+  ASSERT_NO_FATAL_FAILURE(check_rows<std::int32_t>(rig, 30));
+}
+
 // Freeing its memory waits for the GPU, where a stream waits for a rank that never comes.
 TEST_F(CollGpu, AGroupMayGoWhileAStreamWaits) {
   if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();

@@ -107,6 +107,7 @@ TEST(Coll, ArgumentsAreRefusedWithTheirRule) {
   refused(group.write_rows(0, 30, memory, 8), Code::kInvalidArgument, "rows 30 to 38 of the 37");
   refused(group.fetch_rows(0, memory, 4, memory + 8), Code::kInvalidArgument, "multiple of 16");
   refused(group.fetch_rows(0, nullptr, 4, memory), Code::kInvalidArgument, "null");
+  refused(group.fetch_rows(0, memory + 2, 4, memory), Code::kInvalidArgument, "a multiple of 4");
   auto session = group.begin(0);
   ASSERT_TRUE(session.ok());
   refused(group.begin(0), Code::kBusy, "a session that has not ended");
@@ -120,6 +121,8 @@ TEST(Coll, ArgumentsAreRefusedWithTheirRule) {
   refused(session->all_gather(given, memory, ~u64{0} - 127), Code::kInvalidArgument, "room for");
   refused(session->reduce_scatter(given, memory, (u64{1} << 63) + 8, coll::DataType::kBf16),
           Code::kInvalidArgument, "session_bytes = 65536 has room for");
+  refused(session->reduce_scatter(memory, memory + 8, 8, coll::DataType::kBf16),
+          Code::kInvalidArgument, "a multiple of 16");
   EXPECT_OK(session->end());
   EXPECT_OK(session->end());
   refused(session->all_gather(memory, memory, 16), Code::kClosed, "has ended");
