@@ -1,6 +1,6 @@
 // A GPU as a RankDevice. Copies and fills go through a stream of the rank's own and are waited for.
-// Copies are staged in pinned memory: of other memory the driver may return only when they are
-// done, whatever the deadline.
+// Copies of memory that the driver does not know are staged in pinned memory: it might return only
+// when they are done, whatever the deadline.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
@@ -54,6 +54,7 @@ class GpuDevice final : public RankDevice {
     return stream_.synchronize(deadline);
   }
   Result<> write(void* target, const void* source, u64 bytes, Deadline deadline) override {
+    if (is_known(source)) return copy(target, source, bytes, deadline);
     return in_parts(Stage::kWrites, bytes, deadline,
                     [&](void* stage, u64 at, u64 part) -> Result<> {
                       std::memcpy(stage, static_cast<const u8*>(source) + at, part);
@@ -61,6 +62,7 @@ class GpuDevice final : public RankDevice {
                     });
   }
   Result<> read(void* target, const void* source, u64 bytes, Deadline deadline) override {
+    if (is_known(target)) return copy(target, source, bytes, deadline);
     return in_parts(Stage::kReads, bytes, deadline, [&](void* stage, u64 at, u64 part) -> Result<> {
       CROSSDOCK_CHECK_OK(copy(stage, static_cast<const u8*>(source) + at, part, deadline));
       std::memcpy(static_cast<u8*>(target) + at, stage, part);
@@ -86,6 +88,12 @@ class GpuDevice final : public RankDevice {
       stage_busy_ = false;
     }
     return {};
+  }
+  // Memory of a GPU, or pinned: copied as it is.
+  [[nodiscard]] bool is_known(const void* p) const {
+    int ordinal = -1;
+    return context_.driver().cuPointerGetAttribute(&ordinal, cuda::PointerAttribute::kDeviceOrdinal,
+                                                   cuda::device_ptr(p)) == cuda::Status::kSuccess;
   }
   Result<> copy(void* target, const void* source, u64 bytes, Deadline deadline) {
     CROSSDOCK_CHECK_OK(

@@ -47,8 +47,9 @@ class Rank {
   // Zeroed memory that the host reads and writes too.
   Result<HostMemory> allocate_host(u64 bytes) { return device_->allocate_host(bytes); }
 
-  // Copies between the host and memory of this rank, window or not; the data has arrived when they
-  // return. They come after what was launched on the rank's own stream, and after nothing else.
+  // Copies between memory of the host (or of any GPU) and memory of this rank, window or not; the
+  // data has arrived when they return. They come after what was launched on the rank's own stream,
+  // and after nothing else.
   Result<> write(void* target, const void* source, u64 bytes, Deadline deadline) {
     return device_->write(target, source, bytes, deadline);
   }
