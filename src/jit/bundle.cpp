@@ -65,6 +65,7 @@ Result<std::vector<SourceFile>> reachable_files(std::span<const SourceFile> file
     }
   }
   std::vector<SourceFile> result;
+  result.reserve(found.size());
   for (const auto* file : found)
     result.push_back(*file);
   std::sort(result.begin(), result.end(),

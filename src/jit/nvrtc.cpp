@@ -18,11 +18,14 @@ using ProgramHandle = ::_nvrtcProgram*;
 constexpr int kSuccess = 0;
 constexpr int kCompilationError = 6;  // NVRTC_ERROR_COMPILATION
 
+// Types and names cannot stand in parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 struct Table {
 #define CROSSDOCK_NVRTC_FUNCTION(name, result, parameters) result(*name) parameters = nullptr;
 #include "jit/nvrtc_table.def"
 #undef CROSSDOCK_NVRTC_FUNCTION
 };
+// NOLINTEND(bugprone-macro-parentheses)
 
 // The folder this library's own code was loaded from: a wheel has NVIDIA's wheels beside it.
 std::string own_folder() {
@@ -88,6 +91,7 @@ Result<Opened> open_library(const CompilerOptions& options) {
 
 Result<Table> resolve(const Opened& library) {
   Table table;
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define CROSSDOCK_NVRTC_FUNCTION(name, result, parameters)                             \
   table.name = reinterpret_cast<result(*) parameters>(::dlsym(library.handle, #name)); \
   if (!table.name)                                                                     \
@@ -95,6 +99,7 @@ Result<Table> resolve(const Opened& library) {
                       fmt::format("{} has no {}: install a newer NVRTC", library.path, #name));
 #include "jit/nvrtc_table.def"
 #undef CROSSDOCK_NVRTC_FUNCTION
+  // NOLINTEND(bugprone-macro-parentheses)
   return table;
 }
 

@@ -58,6 +58,7 @@ struct SpawnSettings {
 
 Result<pid_t> spawn(const std::vector<std::string>& arguments, int out) {
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (const auto& argument : arguments)
     argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);

@@ -169,7 +169,8 @@ void PoolCore::settle(const std::shared_ptr<PrefixBlock>& block) {
     block->idle = idle_.insert(idle_.end(), block.get());
     return;
   }
-  const auto keep = block;  // the index may hold the last reference
+  // The index may hold the last reference, and `block` be that one.
+  const auto keep = block;  // NOLINT(performance-unnecessary-copy-initialization)
   unshare(*keep);
   free_block(*keep);
 }

@@ -93,7 +93,7 @@ Result<> ReceiverCore::expect(const Expectation& expectation) {
   }
   clock_wake_.notify_one();
   send_tickets(in);
-  run(std::move(effects));
+  run(effects);
   return {};
 }
 
@@ -217,7 +217,7 @@ void ReceiverCore::send_ticket(Link& link, const IncomingPtr& in, std::size_t in
                                 link.peer_name(), error.message);
     fail(in, std::move(error), effects);
   }
-  run(std::move(effects));
+  run(effects);
 }
 
 Result<> ReceiverCore::wait(RequestId request, std::optional<std::uint32_t> layer,
@@ -256,7 +256,7 @@ void ReceiverCore::abort(RequestId request, std::string reason) {
          make_error(Code::kCancelled, fmt::format("request {} was aborted: {}", request, reason)),
          effects);
   }
-  run(std::move(effects));
+  run(effects);
 }
 
 ReceiverStats ReceiverCore::stats() const {
@@ -276,12 +276,13 @@ Result<> ReceiverCore::close(Deadline deadline) {
   {
     const Lock lock(mutex_);
     std::vector<IncomingPtr> all;  // fail() may drop entries of the map
+    all.reserve(requests_.size());
     for (const auto& [id, in] : requests_)
       all.push_back(in);
     for (const auto& in : all)
       fail(in, make_error(Code::kCancelled, "the KV receiver closes"), effects);
   }
-  run(std::move(effects));
+  run(effects);
   Lock lock(mutex_);
   const auto busy = [&] {
     return std::count_if(requests_.begin(), requests_.end(),
@@ -323,7 +324,7 @@ void ReceiverCore::clock() {
       if (stopped_) return;
       tick(Deadline::now(), effects);
     }
-    run(std::move(effects));
+    run(effects);
   }
 }
 
@@ -347,7 +348,7 @@ void ReceiverCore::tick(Deadline now, Effects& effects) {
   }
 }
 
-void ReceiverCore::run(Effects effects) {
+void ReceiverCore::run(const Effects& effects) {
   for (const auto& [request, layer] : effects.layers)
     if (options_.on_layer) options_.on_layer(request, layer);
   for (const auto& [request, result] : effects.done)

@@ -126,7 +126,7 @@ class ReceiverCore {
   void apply_fence(std::uint64_t instance, const Result<>& fenced, Effects& effects);
   void clock();
   void tick(Deadline now, Effects& effects);
-  void run(Effects effects);
+  void run(const Effects& effects);
   std::string progress_of(const Incoming& in) const;
 
   transfer::Engine& engine_;

@@ -96,7 +96,7 @@ void ReceiverCore::send_go(Link& link, const IncomingPtr& in) {
                                 link.peer_name(), error.message);
     fail(in, std::move(error), effects);
   }
-  run(std::move(effects));
+  run(effects);
 }
 
 void ReceiverCore::on_parts(const transfer::Message& from, const message::Parts& parts) {
@@ -111,7 +111,7 @@ void ReceiverCore::on_parts(const transfer::Message& from, const message::Parts&
     if (in->layers_left == 0) finish(in, effects);
   }
   changed_.notify_all();
-  run(std::move(effects));
+  run(effects);
 }
 
 // Marks pages as arrived. A page that is announced twice counts once, so a layer is never complete
@@ -160,7 +160,7 @@ void ReceiverCore::on_stopped(const transfer::Message& from, const message::Stop
     fail(in, std::move(error), effects);
     settle(in, effects);
   }
-  run(std::move(effects));
+  run(effects);
 }
 
 namespace {
@@ -208,7 +208,7 @@ void ReceiverCore::on_peer_lost(const transfer::Message& from) {
       settle(in, effects);
     }
   }
-  run(std::move(effects));
+  run(effects);
 }
 
 // The connection to a sender ended, perhaps with the sender: it may have died before it opened this
@@ -238,7 +238,7 @@ void ReceiverCore::look_for(Link& link, std::uint64_t instance) {
          }))
       fail(in, lost_error(*in, *source, progress_of(*in)), effects);
   }
-  run(std::move(effects));
+  run(effects);
 }
 
 // With the mutex held. The first error wins; later calls only matter for a request still receiving.
@@ -327,7 +327,7 @@ void ReceiverCore::try_fence(Link& link, const IncomingPtr& in, std::size_t inde
     apply_fence(instance, fenced, effects);
   }
   changed_.notify_all();
-  run(std::move(effects));
+  run(effects);
 }
 
 // With the mutex held. With proof, every request of the sender is quiesced, and those that still

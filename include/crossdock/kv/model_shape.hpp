@@ -31,7 +31,7 @@ struct ModelShape {
   }
   // All heads and planes of one token in one layer, in bytes.
   [[nodiscard]] std::size_t token_layer_bytes() const noexcept {
-    return num_planes() * num_kv_heads * row_bytes();
+    return std::size_t{num_planes()} * num_kv_heads * row_bytes();
   }
   [[nodiscard]] std::size_t token_bytes() const noexcept {
     return num_layers * token_layer_bytes();

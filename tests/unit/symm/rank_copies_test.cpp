@@ -2,7 +2,6 @@
 // that is not done by the deadline.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
-#include <numeric>
 #include <vector>
 
 #include "support/fake_cuda/fixture.hpp"
@@ -16,6 +15,11 @@ using namespace std::chrono_literals;
 class RankCopies : public crossdock::testing::FakeCudaTest {
  protected:
   static Deadline soon() { return Deadline::in(60s); }
+  static device::SymmetricLayout layout() {
+    device::SymmetricLayout layout;
+    (void)layout.add("data", 4096);
+    return layout;
+  }
   static std::vector<u8> numbered(std::size_t bytes) {
     std::vector<u8> out(bytes);
     for (std::size_t i = 0; i < bytes; ++i)
@@ -25,7 +29,7 @@ class RankCopies : public crossdock::testing::FakeCudaTest {
 };
 
 TEST_F(RankCopies, AnySizeThereAndBackAndBetweenMemoriesOfAGpu) {
-  const auto group = Group::create({.world = 1}, {}, driver_).value();
+  const auto group = Group::create({.world = 1}, layout(), driver_).value();
   Rank& rank = group->rank(0);
   for (const std::size_t bytes : {1u, 4096u, (4u << 20) - 1, 4u << 20, (9u << 20) + 5}) {
     const std::vector<u8> sent = numbered(bytes);
@@ -39,7 +43,7 @@ TEST_F(RankCopies, AnySizeThereAndBackAndBetweenMemoriesOfAGpu) {
 }
 
 TEST_F(RankCopies, AReadEndsAtItsDeadlineAndTheNextOneIsRight) {
-  const auto group = Group::create({.world = 1}, {}, driver_).value();
+  const auto group = Group::create({.world = 1}, layout(), driver_).value();
   Rank& rank = group->rank(0);
   const std::vector<u8> old = numbered(64), fresh(64, 0xaa);
   const LocalMemory memory = rank.allocate(64).value();
