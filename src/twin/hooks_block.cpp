@@ -11,8 +11,7 @@ namespace crossdock::twin {
 
 namespace {
 
-constexpr std::uint32_t kMaxCount = (1u << 20) - 1;    // of arrivals, and of transaction bytes
-constexpr std::uint32_t kRegistersPerThreadSum = 504;  // 64,512 registers / 128 threads
+constexpr std::uint32_t kMaxCount = (1u << 20) - 1;  // of arrivals, and of transaction bytes
 
 struct BarrierUse {
   std::uint32_t id;
@@ -189,11 +188,13 @@ void set_max_registers(bool increase, std::uint32_t count, Site site) {
     if (registers[i] == 0) return;  // a warpgroup has still to say
     sum += registers[i];
   }
-  if (sum > kRegistersPerThreadSum)
+  // No more than the block was launched with.
+  const std::uint32_t most = at_launch * static_cast<std::uint32_t>(groups);
+  if (sum > most)
     here.violation("setmaxnreg",
                    fmt::format("the warpgroups ask for {} registers in sum; at most {} are "
                                "there",
-                               sum, kRegistersPerThreadSum));
+                               sum, most));
 }
 
 void mbarrier_init(void* barrier, std::uint32_t count, Site site) {
