@@ -10,7 +10,8 @@
 // With `--chain` whole layers on all GPUs, each GPU with as many experts as one of `--world` ranks:
 // the time of forwards back to back in a CUDA graph, and of each stage.
 //
-// With `--vs torch` the same products by torch (cuBLASLt) in the same run, as references.
+// With `--vs torch` the same products by torch (cuBLASLt) in the same run, as references; each is
+// asked for with a limit of its own, `--vs-timeout`.
 //
 // In the twin there is nothing to time: there it only compares. SPDX-License-Identifier: Apache-2.0
 #include "bench/moe.hpp"
@@ -38,11 +39,6 @@ constexpr std::pair<const char*, moe::GemmTile> kTiles[] = {
     {"few16", moe::GemmTile::kFew16}, {"few8", moe::GemmTile::kFew8},
 };
 
-moe::Format format_of(const std::string& name) {
-  if (name == "fp4") return moe::Format::kE2m1;
-  return name == "fp8" ? moe::Format::kE4m3 : moe::Format::kBf16;
-}
-
 std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
   const std::uint32_t experts = std::max(model.experts / options.world, 1u);
   moe::GemmTile tile = moe::GemmTile::kAuto;
@@ -55,7 +51,7 @@ std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
         for (const bool first : {true, false})
           for (const std::uint32_t rows : options.rows) {
             if (epilogue == "swiglu" && !first) continue;
-            MoeCase c{.format = format_of(format),
+            MoeCase c{.format = moe_format(format),
                       .scale_type =
                           options.scales == "ue8m0" ? moe::ScaleType::kUe8m0 : moe::ScaleType::kF32,
                       .rows = rows,
@@ -74,11 +70,6 @@ std::vector<MoeCase> cases_of(const MoeBench& options, const Model& model) {
 
 // Layers on all GPUs, each with as many experts as one of `--world` ranks has.
 Result<> measure_chains(const MoeBench& options, FigureReport& report) {
-  const auto& formats = options.formats;
-  if (std::find(formats.begin(), formats.end(), "fp4") != formats.end() || options.scales != "f32")
-    return invalid_argument(
-        "bench moe: --chain times fp8 and bf16 with f32 scales; leave --chain out for fp4 and "
-        "ue8m0");
   const Deadline deadline = Deadline::in(options.timeout);
   if (options.backend == "twin") {
     report.facts = {{"backend", "twin"}};
@@ -122,7 +113,8 @@ Result<> measure(const MoeBench& options, FigureReport& report) {
     for (const MoeCase& c : cases_of(options, model)) {
       CROSSDOCK_TRY(rig, MoeRig::create(gemm, c, deadline));
       CROSSDOCK_CHECK_OK(measure_moe(gemm, rig, c, options, copy, report.figures, deadline));
-      if (options.versus == "torch") CROSSDOCK_CHECK_OK(compare_with_torch(c, options, report));
+      if (options.versus == "torch")
+        CROSSDOCK_CHECK_OK(compare_with_torch(c, options, deadline, report));
     }
   }
   report.facts.emplace_back("data", "right");
@@ -162,6 +154,11 @@ int bench_moe(const MoeBench& options) {
 
 }  // namespace
 
+moe::Format moe_format(const std::string& name) {
+  if (name == "fp4") return moe::Format::kE2m1;
+  return name == "fp8" ? moe::Format::kE4m3 : moe::Format::kBf16;
+}
+
 void add_moe(CLI::App& group) {
   const auto options = std::make_shared<MoeBench>();
   CLI::App* sub = group.add_subcommand(
@@ -192,6 +189,8 @@ void add_moe(CLI::App& group) {
       ->check(CLI::Range(1, 1000));
   sub->add_option("--vs", options->versus, "torch: the same products by it, in the same run")
       ->check(CLI::IsMember({"torch"}));
+  add_duration(*sub, "--vs-timeout", options->versus_timeout,
+               "with --vs: the longest that one product of torch may take");
   sub->add_flag("--chain", options->chain, "whole layers on all GPUs instead of single products");
   sub->add_option("--tokens", options->tokens, "of each rank, with --chain: e.g. 1 128 8192")
       ->check(CLI::Range(1, 1 << 20));

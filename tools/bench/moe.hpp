@@ -37,6 +37,7 @@ struct MoeBench {
   std::vector<std::string> routings = {"even"};              // see moe_routing.cpp
   std::vector<std::uint32_t> expand_sms = {0};               // LayerOptions::expand_sms
   std::string versus = {};  // "torch": the same products by it, beside ours
+  std::chrono::nanoseconds versus_timeout = std::chrono::seconds(60);  // of one of them
 };
 
 // A model's expert layers.
@@ -93,7 +94,8 @@ class MoeRig {
   void describe(std::uint32_t scale_columns);
   [[nodiscard]] double exact(std::uint32_t expert, std::uint32_t place, std::uint32_t column) const;
   [[nodiscard]] std::uint32_t input_row(std::uint32_t place) const;
-  [[nodiscard]] double weight(std::uint32_t expert, std::uint32_t column, std::uint32_t k) const;
+  // A column's, along K.
+  [[nodiscard]] std::vector<float> weights(std::uint32_t expert, std::uint32_t column) const;
   // Scales in the memory of the rank, as the call takes them.
   Result<symm::LocalMemory> put_scales(const std::vector<float>& scales, symm::u64 columns,
                                        Deadline deadline);
@@ -110,6 +112,9 @@ class MoeRig {
   moe::GemmCall call_;
 };
 
+// "fp8", "fp4", "bf16": of the weights.
+moe::Format moe_format(const std::string& name);
+
 // Random codes of odd length, which fill e4m3 or are normal in bf16; the number at an index where
 // memory repeats them, and such memory.
 std::vector<std::uint8_t> make_pattern(bool fp8, std::uint32_t seed);
@@ -117,6 +122,14 @@ float pattern_value(const std::vector<std::uint8_t>& pattern, symm::u64 index, b
 Result<symm::LocalMemory> repeat_pattern(symm::Rank& rank, const std::vector<std::uint8_t>& pattern,
                                          symm::u64 bytes, Deadline deadline);
 std::vector<float> make_scales(symm::u64 count, float low, float high, std::uint32_t seed);
+// Blocks of weights in e2m1 with random codes and every shift; and `count` values along K of row
+// `row` of the blocks from `first_block` on, where memory repeats them.
+std::vector<std::uint8_t> make_fp4_pattern(std::uint32_t seed);
+std::vector<float> fp4_row(const std::vector<std::uint8_t>& pattern, symm::u64 first_block,
+                           std::uint32_t row, std::uint32_t count);
+// The next power of two, as ue8m0 and as a number.
+std::uint32_t ue8m0_code(float scale);
+void round_to_powers(std::vector<float>& scales);
 
 // Bytes a second, read and written, of a large copy on the rank's GPU.
 Result<double> measure_copy(symm::Rank& rank, Deadline deadline);
@@ -124,8 +137,10 @@ Result<> measure_moe(moe::Gemm& gemm, MoeRig& rig, const MoeCase& c, const MoeBe
                      double copy_rate, std::vector<Figure>& figures, Deadline deadline);
 
 // The same product by torch; what it takes becomes a reference of the case's figures. What torch
-// refuses, and that there is none, is a fact of the report.
-Result<> compare_with_torch(const MoeCase& c, const MoeBench& options, FigureReport& report);
+// refuses, that it did not answer in time, and that there is none, are facts of the report; where
+// there is none it is asked once. What is waited for, and how long at most, is said on stderr.
+Result<> compare_with_torch(const MoeCase& c, const MoeBench& options, Deadline deadline,
+                            FigureReport& report);
 
 // Whole layers of a model: right for some tokens, then timed; in the twin (`gpus` 0) only right.
 Result<> measure_chain(const MoeBench& options, const MoeModel& model, std::uint32_t gpus,

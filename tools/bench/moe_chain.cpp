@@ -200,7 +200,8 @@ Result<> measure_chain(const MoeBench& options, const MoeModel& model, u32 gpus,
     for (const std::string& routing : options.routings)
       for (const u32 tokens : options.tokens)
         for (const u32 expand_sms : options.expand_sms) {
-          c.fp8 = format == "fp8";
+          c.format = moe_format(format);
+          c.scale_type = options.scales == "ue8m0" ? moe::ScaleType::kUe8m0 : moe::ScaleType::kF32;
           c.routing = routing;
           c.tokens = c.twin ? std::min(tokens, 9u) : tokens;
           c.expand_sms = expand_sms;

@@ -18,19 +18,25 @@ struct ChainCase {
   MoeModel model = {};  // its experts: of all ranks that there are
   std::uint32_t ranks = 0;
   bool twin = false;
-  bool fp8 = true;
+  moe::Format format = moe::Format::kE4m3;  // of the weights
+  moe::ScaleType scale_type = moe::ScaleType::kF32;
   std::uint32_t tokens = 0;  // of each rank
   std::string routing = "even";
   std::uint32_t expand_sms = 0;  // that copy rows beside the dispatch
 
+  [[nodiscard]] bool fp8() const { return format != moe::Format::kBf16; }  // of the rows
+  [[nodiscard]] bool fp4() const { return format == moe::Format::kE2m1; }
+  [[nodiscard]] bool ue8m0() const { return fp8() && scale_type == moe::ScaleType::kUe8m0; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::uint64_t local_experts() const { return model.experts / ranks; }
   // Of a rank on average, in one forward.
   [[nodiscard]] double operations() const {
     return 6.0 * tokens * model.top_k * model.hidden * model.inner;
   }
+  // Of a value of the weights; with the exponents of fp4, without other scales.
+  [[nodiscard]] double weight_width() const { return fp4() ? 4.25 / 8 : fp8() ? 1 : 2; }
   [[nodiscard]] double weight_bytes() const {
-    return 3.0 * static_cast<double>(local_experts()) * model.hidden * model.inner * (fp8 ? 1 : 2);
+    return 3.0 * static_cast<double>(local_experts()) * model.hidden * model.inner * weight_width();
   }
 };
 
@@ -86,10 +92,15 @@ class ChainRig {
   ChainRig(const ChainCase& c, moe::Layer layer) : case_(c), layer_(std::move(layer)) {}
   Result<> load(std::uint32_t r, Deadline deadline);
   Result<> load_weights(Memory& memory, Known& known, Deadline deadline);
+  Result<symm::LocalMemory> put_scales(std::uint32_t r, std::vector<float>& scales,
+                                       Deadline deadline);
   Result<> load_tokens(Memory& memory, Known& known, Deadline deadline);
   // The layer's output for one value of a token, in fp64 without the roundings between.
   [[nodiscard]] std::vector<double> exact(std::uint32_t r, std::uint32_t token,
                                           const std::vector<std::uint32_t>& values) const;
+  // Row `row` of all experts' matrices of `columns` values a row.
+  [[nodiscard]] std::vector<float> weight_row(const Known& of, symm::u64 row,
+                                              std::uint32_t columns) const;
   [[nodiscard]] std::vector<double> activations(const Known& of, std::uint32_t expert,
                                                 const std::vector<float>& row) const;
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include <crossdock/layout/fp4_weights.cuh>
 #include <crossdock/layout/probe.cuh>
 
 #include "bench/moe_chain.hpp"
@@ -65,8 +66,11 @@ double dot(const std::vector<float>& row, const float* scales, const auto& other
 }  // namespace
 
 std::string ChainCase::name() const {
-  return fmt::format("{}_chain_{}_{}{}{}", model.name, fp8 ? "fp8" : "bf16", tokens,
-                     routing == "even" ? "" : "_" + routing,
+  return fmt::format("{}_chain_{}{}_{}{}{}", model.name,
+                     fp4()   ? "fp4"
+                     : fp8() ? "fp8"
+                             : "bf16",
+                     ue8m0() ? "_ue8m0" : "", tokens, routing == "even" ? "" : "_" + routing,
                      expand_sms == 0 ? "" : fmt::format("_{}copy", expand_sms));
 }
 
@@ -79,7 +83,8 @@ Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
   options.max_tokens = c.tokens;
   options.hidden = c.model.hidden;
   options.inter = c.model.inner;
-  options.format = c.fp8 ? moe::Format::kE4m3 : moe::Format::kBf16;
+  options.format = c.format;
+  if (c.fp8()) options.scales = c.scale_type;
   options.clamp = kClamp;
   options.fast = true;
   options.expand_sms = c.expand_sms;
@@ -106,22 +111,33 @@ Result<> ChainRig::load_weights(Memory& m, Known& k, Deadline deadline) {
   const auto layout = layer_.weight_layout(m.rank);
   CROSSDOCK_TRY(sizes, moe::weight_sizes(layout));
   symm::Rank& on = rank(m.rank);
-  k.weight_pattern = make_pattern(case_.fp8, 7 + m.rank);
+  k.weight_pattern =
+      case_.fp4() ? make_fp4_pattern(7 + m.rank) : make_pattern(case_.fp8(), 7 + m.rank);
   k.gate_up_scales = make_scales(sizes.gate_up_scales, 1e-4f, 3e-4f, 17 + m.rank);
   k.down_scales = make_scales(sizes.down_scales, 1e-4f, 3e-4f, 37 + m.rank);
   CROSSDOCK_TRY(gate_up, repeat_pattern(on, k.weight_pattern, sizes.gate_up_bytes, deadline));
   CROSSDOCK_TRY(down, repeat_pattern(on, k.weight_pattern, sizes.down_bytes, deadline));
-  CROSSDOCK_TRY(gate_up_scales, put(on, k.gate_up_scales, deadline));
-  CROSSDOCK_TRY(down_scales, put(on, k.down_scales, deadline));
+  CROSSDOCK_TRY(gate_up_scales, put_scales(m.rank, k.gate_up_scales, deadline));
+  CROSSDOCK_TRY(down_scales, put_scales(m.rank, k.down_scales, deadline));
   m.gate_up = std::move(gate_up);
   m.down = std::move(down);
   m.gate_up_scales = std::move(gate_up_scales);
   m.down_scales = std::move(down_scales);
   return layer_.use(m.rank, {.layout = layout,
                              .gate_up = m.gate_up.address(),
-                             .gate_up_scales = case_.fp8 ? m.gate_up_scales.as<float>() : nullptr,
+                             .gate_up_scales = case_.fp8() ? m.gate_up_scales.address() : nullptr,
                              .down = m.down.address(),
-                             .down_scales = case_.fp8 ? m.down_scales.as<float>() : nullptr});
+                             .down_scales = case_.fp8() ? m.down_scales.address() : nullptr});
+}
+// As the layer takes them; of ue8m0 `scales` become powers of two, which are one byte each.
+Result<symm::LocalMemory> ChainRig::put_scales(u32 r, std::vector<float>& scales,
+                                               Deadline deadline) {
+  if (!case_.ue8m0()) return put(rank(r), scales, deadline);
+  round_to_powers(scales);
+  std::vector<u8> codes;
+  for (const float scale : scales)
+    codes.push_back(static_cast<u8>(ue8m0_code(scale)));
+  return put(rank(r), codes, deadline);
 }
 
 Result<> ChainRig::load_tokens(Memory& m, Known& k, Deadline deadline) {
@@ -176,15 +192,21 @@ Result<std::vector<std::vector<u8>>> ChainRig::outputs(Deadline deadline) {
   return all;
 }
 
+std::vector<float> ChainRig::weight_row(const Known& of, u64 row, u32 columns) const {
+  if (!case_.fp4()) return row_at(of.weight_pattern, row * columns, columns, case_.fp8());
+  constexpr u32 kBlock = device::kFp4BlockRows;
+  return fp4_row(of.weight_pattern, row / kBlock * (columns / kBlock),
+                 static_cast<u32>(row % kBlock), columns);
+}
+
 std::vector<double> ChainRig::activations(const Known& of, u32 expert,
                                           const std::vector<float>& row) const {
   const MoeModel& model = case_.model;
   const u64 first = u64{expert} * 2 * model.inner;
   const auto product = [&](u32 at) {
-    const auto weights =
-        row_at(of.weight_pattern, (first + at) * model.hidden, model.hidden, case_.fp8);
+    const auto weights = weight_row(of, first + at, model.hidden);
     const u64 block = u64{expert} * 2 * model.inner / 128 + at / 256 * 2 + at / 8 % 2;
-    return dot(weights, case_.fp8 ? &of.gate_up_scales[block * (model.hidden / 128)] : nullptr,
+    return dot(weights, case_.fp8() ? &of.gate_up_scales[block * (model.hidden / 128)] : nullptr,
                row);
   };
   std::vector<double> values(model.inner);
@@ -209,11 +231,10 @@ std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& va
     const u32 expert = id % local;
     const auto made = activations(owner, expert, row);
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const u64 first = (u64{expert} * model.hidden + values[i]) * model.inner;
-      const auto weights = row_at(owner.weight_pattern, first, model.inner, case_.fp8);
+      const auto weights = weight_row(owner, u64{expert} * model.hidden + values[i], model.inner);
       const u64 block = u64{expert} * model.hidden / 128 + values[i] / 128;
-      out[i] += dot(weights, case_.fp8 ? &owner.down_scales[block * (model.inner / 128)] : nullptr,
-                    made) *
+      out[i] += dot(weights,
+                    case_.fp8() ? &owner.down_scales[block * (model.inner / 128)] : nullptr, made) *
                 routings_[r].weights[at];
     }
   }
@@ -260,7 +281,7 @@ Result<double> ChainRig::verify(Deadline deadline) {
     }
   }
   const double error = std::sqrt(wrong / all);
-  if (error <= (case_.fp8 ? kE4m3Error : kBf16Error)) return error;
+  if (error <= (case_.fp8() ? kE4m3Error : kBf16Error)) return error;
   return make_error(Code::kInternal,
                     fmt::format("{}: the result is wrong: relative error {}", case_.name(), error));
 }

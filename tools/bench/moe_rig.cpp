@@ -2,6 +2,7 @@
 // matrices repeat a random pattern of odd length, so that the host knows every value. See moe.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -24,7 +25,7 @@ using symm::u64;
 using symm::u8;
 
 constexpr u64 kPatternBytes = 16'000'016;  // no multiple of a row or of an expert's weights
-constexpr u64 kPatternBlocks = 1847;       // of fp4: a prime, nor a multiple of a row of blocks
+constexpr u64 kPatternBlocks = 1847;       // of fp4: a prime, no multiple of a row of blocks
 constexpr u32 kSamples = 1024;
 constexpr u32 kAlignment = 128;
 // Of samples: rounding to bf16 alone gives 1.7e-3, quantising to e4m3 2.6e-2.
@@ -38,7 +39,13 @@ Result<symm::LocalMemory> put(symm::Rank& rank, const std::vector<T>& values, De
   return memory;
 }
 
-// Blocks of random codes, with every shift.
+// The number of a code of e2m1.
+float e2m1_value(u32 code) {
+  return std::bit_cast<float>(device::minifloat::decode(device::minifloat::kE2m1, code));
+}
+
+}  // namespace
+
 std::vector<u8> make_fp4_pattern(u32 seed) {
   std::mt19937 random(seed);
   std::vector<u8> pattern(kPatternBlocks * device::kFp4BlockBytes);
@@ -48,20 +55,36 @@ std::vector<u8> make_fp4_pattern(u32 seed) {
   }
   return pattern;
 }
-float fp4_value(const u8* block, u32 row, u32 k) {
-  const u32 step = k / device::kFp4Group, in_step = k % device::kFp4Group;
-  u32 word;
-  std::memcpy(&word, block + device::fp4_word_offset(row, step, in_step % 16 / 4), 4);
-  const u32 code = device::fp4_from_word(in_step / 16 * 4 + in_step % 4, word);
-  const int shift = block[device::fp4_shift_offset(row, step)] / 8 + device::kFp4SmallestShift;
-  return std::ldexp(std::bit_cast<float>(device::minifloat::decode(device::minifloat::kE2m1, code)),
-                    shift);
+
+std::vector<float> fp4_row(const std::vector<u8>& pattern, u64 first_block, u32 row, u32 count) {
+  static const auto numbers = [] {
+    std::array<float, 16> all{};
+    for (u32 code = 0; code < 16; ++code)
+      all[code] = e2m1_value(code);
+    return all;
+  }();
+  std::vector<float> values(count);
+  for (u32 k = 0; k < count; ++k) {
+    const u64 number = (first_block + k / device::kFp4BlockRows) % kPatternBlocks;
+    const u8* block = &pattern[number * device::kFp4BlockBytes];
+    const u32 step = k % device::kFp4BlockRows / device::kFp4Group;
+    const u32 in_step = k % device::kFp4Group;
+    u32 word;
+    std::memcpy(&word, block + device::fp4_word_offset(row, step, in_step % 16 / 4), 4);
+    const u32 code = device::fp4_from_word(in_step / 16 * 4 + in_step % 4, word);
+    const int shift = block[device::fp4_shift_offset(row, step)] / 8 + device::kFp4SmallestShift;
+    values[k] = numbers[code] * std::bit_cast<float>(static_cast<u32>(127 + shift) << 23);
+  }
+  return values;
 }
+
 u32 ue8m0_code(float scale) {
   return device::minifloat::encode_ue8m0(std::bit_cast<u32>(scale));
 }
-
-}  // namespace
+void round_to_powers(std::vector<float>& scales) {
+  for (float& scale : scales)
+    scale = std::bit_cast<float>(device::minifloat::decode_ue8m0(ue8m0_code(scale)));
+}
 
 // Codes of a normal distribution that fills the format, as quantised tensors do.
 std::vector<u8> make_pattern(bool fp8, u32 seed) {
@@ -158,8 +181,7 @@ Result<> MoeRig::load(Deadline deadline) {
   }
   if (case_.ue8m0())
     for (std::vector<float>* scales : {&input_scales_, &weight_scales_})
-      for (float& scale : *scales)
-        scale = std::bit_cast<float>(device::minifloat::decode_ue8m0(ue8m0_code(scale)));
+      round_to_powers(*scales);
   CROSSDOCK_TRY(input_scales, put_scales(input_scales_, scale_columns, deadline));
   CROSSDOCK_TRY(weight_scales, put_scales(weight_scales_, 0, deadline));
   CROSSDOCK_TRY(offset_memory, put(rank(), offsets, deadline));
@@ -222,26 +244,29 @@ void MoeRig::describe(u32 scale_columns) {
   call_.expected_rows = case_.rows;
 }
 
-double MoeRig::weight(u32 expert, u32 column, u32 k) const {
+std::vector<float> MoeRig::weights(u32 expert, u32 column) const {
   const MoeProduct& p = case_.product;
-  if (!case_.fp4())
-    return pattern_value(pattern_, (u64{expert} * p.n + column) * p.k + k, case_.fp8());
-  constexpr u32 kBlock = device::kFp4BlockRows;
-  const u64 block = (u64{expert} * (p.n / kBlock) + column / kBlock) * (p.k / kBlock) + k / kBlock;
-  return fp4_value(&fp4_pattern_[block % kPatternBlocks * device::kFp4BlockBytes], column % kBlock,
-                   k % kBlock);
+  if (case_.fp4()) {
+    constexpr u32 kBlock = device::kFp4BlockRows;
+    const u64 block = (u64{expert} * (p.n / kBlock) + column / kBlock) * (p.k / kBlock);
+    return fp4_row(fp4_pattern_, block, column % kBlock, p.k);
+  }
+  std::vector<float> values(p.k);
+  for (u32 k = 0; k < p.k; ++k)
+    values[k] = pattern_value(pattern_, (u64{expert} * p.n + column) * p.k + k, case_.fp8());
+  return values;
 }
 
 double MoeRig::exact(u32 expert, u32 place, u32 column) const {
   const MoeProduct& p = case_.product;
   const u64 row = input_row(place);
   const u32 block = case_.swiglu ? column / 256 * 2 + column / 8 % 2 : column / 128;
+  const std::vector<float> other = weights(expert, column);
   double sum = 0;
   for (u32 group = 0; group < p.k / 128; ++group) {
     double part = 0;
     for (u32 k = group * 128; k < (group + 1) * 128; ++k)
-      part +=
-          double{pattern_value(pattern_, row * p.k + k, case_.fp8())} * weight(expert, column, k);
+      part += double{pattern_value(pattern_, row * p.k + k, case_.fp8())} * other[k];
     const double scale =
         case_.fp8() ? double{input_scales_[group * call_.input.scale_columns + row]} *
                           weight_scales_[(u64{expert} * (p.n / 128) + block) * (p.k / 128) + group]

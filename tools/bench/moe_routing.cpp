@@ -153,11 +153,11 @@ ChainRouting route(const ChainCase& c, u32 rank, const std::vector<u8>& embeddin
 // The least: each byte once, whatever a cache cannot hold.
 ChainBytes bytes_moved(const ChainCase& c, const std::vector<ChainRouting>& of_ranks,
                        bool copies_rows) {
-  const double width = c.fp8 ? 1 : 2;
+  const double width = c.fp8() ? 1 : 2;
   const double hidden = c.model.hidden, inner = c.model.inner, tokens = c.tokens;
-  const double scale = c.fp8 ? 4.0 / 128 : 0;  // bytes for each value
+  const double scale = c.fp8() ? (c.ue8m0() ? 1.0 : 4.0) / 128 : 0;  // bytes for each value
   const double row = hidden * (width + scale), activation = inner * (width + scale);
-  const double weights = static_cast<double>(c.local_experts()) * hidden * inner * (width);
+  const double weights = static_cast<double>(c.local_experts()) * hidden * inner * c.weight_width();
   Counts sum, most;
   for (const Counts& n : count(c, of_ranks)) {
     sum.places += n.places / c.ranks;
