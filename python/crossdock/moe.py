@@ -47,7 +47,7 @@ class Options:
     hidden: int  #: values of a token, a multiple of 128
     inter: int  #: values between the products, a multiple of 128
     #: Of the weights, and of the rows that travel and are multiplied: "e4m3", "bf16", or "e2m1", whose rows
-    #: are e4m3 and whose tiles have at most 64 rows.
+    #: are e4m3.
     format: str = "e4m3"
     #: Of the weights, of the rows that travel, and of what lies between the products: or "ue8m0", powers of
     #: two in a byte; not with bf16.

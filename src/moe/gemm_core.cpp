@@ -47,7 +47,7 @@ Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
   CROSSDOCK_TRY(config, choose_gemm(like));
   if (find(config) != nullptr) return {};
   CROSSDOCK_TRY(ref, gemm_kernel(config));
-  const symm::BlockShape block{.threads = device::kGemmThreads,
+  const symm::BlockShape block{.threads = device::gemm_threads(config),
                                .shared_bytes = device::grouped_gemm_shared(config).bytes};
   CROSSDOCK_TRY(kernel, launcher_->prepare(ref, block, deadline));
   variants_.push_back({config, std::move(kernel)});

@@ -29,10 +29,6 @@ Result<> check_formats(const LayerOptions& o) {
   if (!scaled(o) && o.scales != ScaleType::kF32)
     return invalid_argument(
         "moe layer: scales = ue8m0 with format = bf16, which has no scales: leave them f32");
-  if (o.format == Format::kE2m1 && o.tile == GemmTile::k128)
-    return invalid_argument(
-        "moe layer: tile = 128 with format = e2m1, whose tiles have at most 64 rows: experts with "
-        "more take several; choose 64, 32, 16, 8 or auto");
   return {};
 }
 

@@ -29,11 +29,6 @@ u32 rows_of(GemmTile tile) {
   }
 }
 
-// The largest tile that there is with these weights.
-u32 most_rows(Format weights) {
-  return weights == Format::kE2m1 ? 64 : 128;
-}
-
 }  // namespace
 
 const char* format_name(Format format) {
@@ -66,18 +61,16 @@ std::vector<GroupedGemmConfig> gemm_variants() {
 Result<GroupedGemmConfig> choose_gemm(const GemmCall& call) {
   const Format format = call.weights.format;
   const bool chosen = call.tile != GemmTile::kAuto;
-  u32 rows = rows_of(chosen ? call.tile : choose_tile(call.expected_rows));
-  if (!chosen) rows = std::min(rows, most_rows(format));
+  const u32 rows = rows_of(chosen ? call.tile : choose_tile(call.expected_rows));
   const bool ue8m0 = format != Format::kBf16 && call.scale_type == ScaleType::kUe8m0;
   for (const GroupedGemmConfig& config : gemm_variants())
     if (config.tile_rows == rows && config.fp8 == (format != Format::kBf16) &&
         config.fp4 == (format == Format::kE2m1) && config.ue8m0 == ue8m0 &&
         config.swiglu == call.swiglu.has_value())
       return config;
-  return make_error(
-      Code::kUnsupported,
-      fmt::format("moe: no kernel for tiles of {} rows with weights of {}{}: at most {} rows", rows,
-                  format_name(format), call.swiglu ? " with SwiGLU" : "", most_rows(format)));
+  return make_error(Code::kUnsupported,
+                    fmt::format("moe: no kernel for tiles of {} rows with weights of {}{}", rows,
+                                format_name(format), call.swiglu ? " with SwiGLU" : ""));
 }
 
 Result<KernelRef<GroupedGemmParams>> gemm_kernel(const GroupedGemmConfig& config) {

@@ -45,10 +45,12 @@ constexpr auto bf16_gemms() {
       C{.tile_rows = 8, .stages = 5, .swapped = true},
   });
 }
-// Stages are half as large, so there are twice as many.
+// Stages are half as large, so there are twice as many; with 128 rows a stage's weights are there
+// twice, packed and as e4m3.
 constexpr auto e2m1_gemms(bool ue8m0) {
   using C = device::GroupedGemmConfig;
   return with_swiglu(std::array{
+      C{.tile_rows = 128, .stages = 3, .fp8 = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 64, .stages = 7, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 16, .stages = 10, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},

@@ -123,8 +123,11 @@ TEST(GroupedGemm, PowersOfTwoAfterSwiglu) {
             .scale_type = ScaleType::kUe8m0},
            1);
 }
+constexpr GemmTile kTiles[] = {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16,
+                               GemmTile::kFew8};
+
 TEST(GroupedGemm, Fp4) {
-  for (const GemmTile tile : {GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8})
+  for (const GemmTile tile : kTiles)
     for (const ScaleType type : {ScaleType::kF32, ScaleType::kUe8m0})
       rounds({.n = 384,
               .k = 640,
@@ -133,17 +136,31 @@ TEST(GroupedGemm, Fp4) {
               .tile = tile,
               .scale_type = type},
              2);
-  rounds({.n = 512,
-          .k = 256,
-          .format = Format::kE2m1,
-          .counts = {70, 3},
-          .tile = GemmTile::k64,
-          .swiglu = moe::Swiglu{}},
-         2);
+  for (const GemmTile tile : {GemmTile::k128, GemmTile::k64})
+    rounds({.n = 512,
+            .k = 256,
+            .format = Format::kE2m1,
+            .counts = {140, 3},
+            .tile = tile,
+            .swiglu = moe::Swiglu{}},
+           2);
   // Every stage comes round three times; and one stage a tile.
   rounds({.k = 4608, .format = Format::kE2m1, .counts = {3}, .tile = GemmTile::kFew8}, 2, 1);
   rounds({.k = 128, .format = Format::kE2m1, .counts = {1, 9, 0, 70}, .tile = GemmTile::kFew16}, 4,
          1);
+}
+// Packed weights run ahead of the input, over the ends of tiles: 3 stages of each, 1 to 13 a tile.
+TEST(GroupedGemm, Fp4UnpackedForManyRows) {
+  for (const GemmTile tile : {GemmTile::k128, GemmTile::k64}) {
+    rounds({.k = 1664, .format = Format::kE2m1, .counts = {3}, .tile = tile}, 3, 1);
+    rounds({.k = 128, .format = Format::kE2m1, .counts = {1, 129, 0, 7, 1}, .tile = tile}, 6, 1);
+    rounds({.k = 768,
+            .format = Format::kE2m1,
+            .counts = {40, 0, 131},
+            .layout = GemmLayout::kGather,
+            .tile = tile},
+           4);
+  }
 }
 TEST(GroupedGemm, Fp4InEveryLayoutAndEpilogue) {
   for (const GemmLayout layout :
@@ -164,7 +181,7 @@ TEST(GroupedGemm, Fp4InEveryLayoutAndEpilogue) {
 // The same weights as e4m3 give the same bits.
 TEST(GroupedGemm, Fp4HasTheBitsOfE4m3) {
   auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
-  for (const GemmTile tile : {GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16, GemmTile::kFew8}) {
+  for (const GemmTile tile : kTiles) {
     const GemmCase c{.n = 512, .k = 384, .format = Format::kE2m1, .counts = {21, 4}, .tile = tile};
     auto packed = rig.load(c);
     auto wide = rig.load(c);

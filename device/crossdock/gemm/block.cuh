@@ -40,9 +40,11 @@ template <GroupedGemmConfig kConfig>
 struct GemmBlock {
   static constexpr GemmShared kShared = grouped_gemm_shared(kConfig);
   static constexpr u32 kWeightBytes = kShared.weight_bytes;
-  static constexpr u32 kGatherWarps = 3;
+  static constexpr bool kUnpacksApart = gemm_unpacks_apart(kConfig);
+  static constexpr u32 kGatherWarps = kUnpacksApart ? 2 : 3;
   static_assert(kConfig.stages + 3 <= kGemmRecords);
   using Cursor = StageCursor<kConfig.stages>;
+  using PackedCursor = StageCursor<kGemmPackedStages>;
   using Walk = TileWalk<kConfig.tile_rows>;
 
   const GroupedGemmParams& p;
@@ -68,12 +70,26 @@ struct GemmBlock {
   CROSSDOCK_DEVICE static ptx::MBarrier* empty(u32 stage) {
     return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.empty) + stage;
   }
+  CROSSDOCK_DEVICE static ptx::MBarrier* unpacked(u32 stage) {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.unpacked) + stage;
+  }
   CROSSDOCK_DEVICE static U32x4* record(u32 tile) {
     return reinterpret_cast<U32x4*>(dynamic_shared() + kShared.records) + tile % kGemmRecords;
   }
   // 2 KiB of each math warp, for what leaves the block.
   CROSSDOCK_DEVICE static u8* staging(u32 warp) {
     return dynamic_shared() + kShared.staging + warp * 2048;
+  }
+  // Weights as they are in memory, where others than the math warps unpack them, which then arrive
+  // at unpacked[s].
+  CROSSDOCK_DEVICE static u8* packed(u32 stage) {
+    return dynamic_shared() + kShared.packed + stage * kShared.packed_bytes;
+  }
+  CROSSDOCK_DEVICE static ptx::MBarrier* packed_full(u32 stage) {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.packed_full) + stage;
+  }
+  CROSSDOCK_DEVICE static ptx::MBarrier* packed_empty(u32 stage) {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.packed_empty) + stage;
   }
   // Of the warps that gather: the input's rows for those of the tile.
   CROSSDOCK_DEVICE static GemmSource* sources() {
@@ -97,7 +113,7 @@ struct GemmBlock {
   CROSSDOCK_DEVICE u32 full_arrivals() const { return 1 + (gathers() ? kGatherWarps : 0); }
   CROSSDOCK_DEVICE u32 full_bytes() const {
     const u32 input = kShared.input_bytes + (kConfig.fp8 ? kConfig.tile_rows * 4 : 0);
-    return kWeightBytes + (gathers() ? 0 : input);
+    return (kUnpacksApart ? 0 : kWeightBytes) + (gathers() ? 0 : input);
   }
   CROSSDOCK_DEVICE u32 column_tiles() const { return ceil_div(p.shape.columns, kGemmColumns); }
 
@@ -110,6 +126,11 @@ struct GemmBlock {
       for (u32 s = 0; s < kConfig.stages; ++s) {
         ptx::mbarrier_init(full(s), full_arrivals());
         ptx::mbarrier_init(empty(s), kGemmMathWarps);
+        if (kUnpacksApart) ptx::mbarrier_init(unpacked(s), kGemmUnpackWarps);
+      }
+      for (u32 s = 0; kUnpacksApart && s < kGemmPackedStages; ++s) {
+        ptx::mbarrier_init(packed_full(s), 1);
+        ptx::mbarrier_init(packed_empty(s), kGemmUnpackWarps);
       }
       ptx::fence_mbarrier_init();
     }
@@ -120,19 +141,38 @@ struct GemmBlock {
     return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles(), begins_at);
   }
   // Waits for the stage to be free. A wait that fails has raised a fault: the role leaves.
-  // It is soon over in every stage but the last ones, so the clock is not asked at first.
   CROSSDOCK_DEVICE bool wait_empty(const Cursor& at CROSSDOCK_SITE) const {
+    return wait_long(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+  }
+  CROSSDOCK_DEVICE bool wait_packed_empty(const PackedCursor& at CROSSDOCK_SITE) const {
+    return wait_long(packed_empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+  }
+  // By warps without registers for a clock: the loader, which waits for them in turn, keeps the
+  // deadline. After a fault the block runs on to its end on what is in the stages.
+  CROSSDOCK_DEVICE void wait_full(const Cursor& at CROSSDOCK_SITE) const {
+    wait_short(kUnpacksApart ? unpacked(at.stage) : full(at.stage), at.parity CROSSDOCK_PASS_SITE);
+  }
+  CROSSDOCK_DEVICE void wait_input(const Cursor& at CROSSDOCK_SITE) const {
+    wait_short(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
+  }
+  CROSSDOCK_DEVICE void wait_packed(const PackedCursor& at CROSSDOCK_SITE) const {
+    wait_short(packed_full(at.stage), at.parity CROSSDOCK_PASS_SITE);
+  }
+  CROSSDOCK_DEVICE void wait_multiplied(const Cursor& at CROSSDOCK_SITE) const {
+    wait_short(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+  }
+
+ private:
+  // It is soon over in every stage but the last ones, so the clock is not asked at first.
+  CROSSDOCK_DEVICE bool wait_long(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
     for (u32 turn = 0; turn < kTurns; ++turn)
-      if (ptx::mbarrier_try_wait(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE)) return true;
-    return wait_stage(p.common, empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+      if (ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)) return true;
+    return wait_stage(p.common, barrier, parity CROSSDOCK_PASS_SITE);
   }
-  // By math warps, which have no registers for a clock: the loader, which waits for them in turn,
-  // keeps the deadline. After a fault the block runs on to its end on what is in the stages.
-  CROSSDOCK_DEVICE void wait_full(const Cursor& at CROSSDOCK_SITE) const {
-    for (u32 turn = 1; !ptx::mbarrier_try_wait(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
-         ++turn) {
-      ptx::spin("full stage" CROSSDOCK_PASS_SITE);
+  CROSSDOCK_DEVICE void wait_short(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
+    for (u32 turn = 1; !ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE); ++turn) {
+      ptx::spin("stage" CROSSDOCK_PASS_SITE);
       if (turn % kTurnsPerCheck == 0 && aborted(p.common CROSSDOCK_PASS_SITE)) return;
     }
   }

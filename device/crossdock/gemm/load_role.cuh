@@ -1,9 +1,11 @@
 // The load warpgroup of grouped_gemm: warp 0 brings tiles of weights and input, and the input's
 // scales, by tensor map; warps 1 to 3 bring rows of the input through a list, with their scales.
+// Where weights are unpacked by others, warp 1 brings those (packed.cuh), and rows are left to two.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <crossdock/gemm/block.cuh>
+#include <crossdock/gemm/packed.cuh>
 #include <crossdock/gemm/scales.cuh>
 #include <crossdock/ptx/async_copy.cuh>
 #include <crossdock/ptx/bulk.cuh>
@@ -32,7 +34,7 @@ struct GemmTileLoader {
         at.advance();
       }
     }
-    // All stages have been multiplied: the deadline of the math warps' waits.
+    // All stages have been multiplied: the deadline of the other warps' waits.
     for (u32 s = 0; s < kConfig.stages; ++s, at.advance())
       if (!block.wait_empty(at)) return give_up();
   }
@@ -44,9 +46,9 @@ struct GemmTileLoader {
     const i32 column = static_cast<i32>(k * (kConfig.fp8 ? 128 : 64));
     const u32 weight_row = t.expert * p.shape.columns + t.column * kGemmColumns;
     ptx::mbarrier_arrive_expect_tx(full, block.full_bytes());
-    if constexpr (kConfig.fp4) {
-      load_blocks(t, k);
-    } else {
+    if constexpr (kConfig.fp4 && !Block::kUnpacksApart) {
+      gemm_load_packed<kConfig>(block, t, k, Block::weights(at.stage), full);
+    } else if constexpr (!kConfig.fp4) {
       ptx::tensor_load_2d(Block::weights(at.stage), &p.weight_map, column,
                           static_cast<i32>(weight_row), full);
     }
@@ -58,19 +60,6 @@ struct GemmTileLoader {
                           static_cast<i32>(t.row), static_cast<i32>(gemm_scale_row<kConfig>(k)),
                           full);
   }
-  // Of the last tile, which may have 128 columns, the same block twice.
-  CROSSDOCK_DEVICE void load_blocks(const Tile& t, u32 k) const {
-    constexpr u32 kBlocks = kGemmColumns / kFp4BlockRows;
-    const GemmShape& shape = block.p.shape;
-    const u32 blocks = shape.columns / kFp4BlockRows;
-    CROSSDOCK_UNROLL
-    for (u32 i = 0; i < kBlocks; ++i) {
-      const u64 row = u64{t.expert} * blocks + min_of(t.column * kBlocks + i, blocks - 1);
-      ptx::bulk_load(Block::weights(at.stage) + i * kFp4BlockBytes,
-                     block.p.weight_blocks + (row * shape.k_stages + k) * kFp4BlockBytes,
-                     kFp4BlockBytes, Block::full(at.stage));
-    }
-  }
   // The math warps store nothing more, and no load is on its way when the block has ended.
   CROSSDOCK_DEVICE void give_up() const {
     for (u32 i = 0; i < kGemmRecords; ++i)
@@ -80,17 +69,20 @@ struct GemmTileLoader {
   }
 };
 
-// Warps 1 to 3: the rows of a tile, 16 bytes at a time, eight lanes to a row, with the swizzle that
-// a tensor map would give; and their scales. A stage is announced when kLag further ones are on
-// their way. (A tensor map with boxes of one row brings a row in 32 cycles, a third of the speed.)
+// The last two or three warps: the rows of a tile, 16 bytes at a time, eight lanes to a row, with
+// the swizzle that a tensor map would give; and their scales. A stage is announced when kLag
+// further ones are on their way. (A tensor map with boxes of one row brings a row in 32 cycles, a
+// third of the speed.)
 template <GroupedGemmConfig kConfig>
 struct GemmGather {
   using Block = GemmBlock<kConfig>;
   static constexpr u32 kWarps = Block::kGatherWarps;
-  static constexpr u32 kLag = 2;
+  static constexpr u32 kLag = min_of(2u, kConfig.stages - 2);
   // Rows are dealt to the warps by fours, which one instruction copies.
   static constexpr u32 kFours = kConfig.tile_rows / 4;
   static constexpr u32 kFoursHere = ceil_div(kFours, kWarps);
+  // A block that has warps to unpack leaves this one few registers.
+  static constexpr u32 kAtOnce = Block::kUnpacksApart ? 2 : kFoursHere;
   static_assert(kLag + 2 <= kConfig.stages, "the math warps have a stage while one is waited for");
 
   const Block& block;
@@ -158,14 +150,17 @@ struct GemmGather {
     const u32 chunk = lane % 8;
     u8* to = Block::input(at.stage);
     const u64 from = u64{k} * kGemmStageBytes + chunk * 16;
-    CROSSDOCK_UNROLL
-    for (u32 i = 0; i < kFoursHere; ++i) {
-      const u32 row = own_row(i * 4 + lane / 8);
-      if (kFours % kWarps != 0 && row >= kConfig.tile_rows) break;
-      const u8* source = Block::sources()[row].row;
-      ptx::copy_async_16(to + ptx::swizzled(ptx::Swizzle::k128, row * kGemmStageBytes + chunk * 16),
-                         source == nullptr ? block.p.input_rows : source + from,
-                         source == nullptr ? 0 : 16);
+    CROSSDOCK_NO_UNROLL
+    for (u32 first = 0; first < kFoursHere; first += kAtOnce) {
+      CROSSDOCK_UNROLL
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const u32 row = own_row((first + i) * 4 + lane / 8);
+        if (kFours % (kWarps * kAtOnce) != 0 && row >= kConfig.tile_rows) break;
+        const u8* source = Block::sources()[row].row;
+        ptx::copy_async_16(
+            to + ptx::swizzled(ptx::Swizzle::k128, row * kGemmStageBytes + chunk * 16),
+            source == nullptr ? block.p.input_rows : source + from, source == nullptr ? 0 : 16);
+      }
     }
   }
   CROSSDOCK_DEVICE void copy_scales(u32 k) const {
@@ -185,12 +180,15 @@ struct GemmGather {
 template <GroupedGemmConfig kConfig>
 struct GemmLoadRole {
   static constexpr u32 kWarps = kGemmLoadWarps;
-  static constexpr u32 kRegisters = 72;
+  static constexpr u32 kRegisters = gemm_unpacks_apart(kConfig) ? 40 : 72;
   CROSSDOCK_DEVICE static void run(const GemmBlock<kConfig>& block, u32 warp) {
+    constexpr u32 kFirstGather = kWarps - GemmBlock<kConfig>::kGatherWarps;
     if (warp == 0) {
       if (lane_index() == 0) GemmTileLoader<kConfig>{block}.run();
+    } else if (warp < kFirstGather) {
+      if (lane_index() == 0) GemmPackedLoader<kConfig>{block}.run();
     } else if (block.gathers()) {
-      GemmGather<kConfig>(block, warp - 1).run();
+      GemmGather<kConfig>(block, warp - kFirstGather).run();
     }
   }
 };

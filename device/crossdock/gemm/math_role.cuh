@@ -6,6 +6,7 @@
 #include <crossdock/gemm/swapped.cuh>
 #include <crossdock/gemm/swiglu.cuh>
 #include <crossdock/gemm/unpacked.cuh>
+#include <crossdock/gemm/unpacked_turns.cuh>
 #include <crossdock/role/role.cuh>
 
 namespace crossdock::device {
@@ -16,8 +17,8 @@ template <GroupedGemmConfig kConfig, bool kSwapped = kConfig.swapped, bool kFp8 
 struct GemmMath : GemmPlain<kConfig> {
   using GemmPlain<kConfig>::GemmPlain;
 };
-template <GroupedGemmConfig kConfig>
-struct GemmMath<kConfig, false, true, false> : GemmPromoted<kConfig> {
+template <GroupedGemmConfig kConfig, bool kFp4>
+struct GemmMath<kConfig, false, true, kFp4> : GemmPromoted<kConfig> {
   using GemmPromoted<kConfig>::GemmPromoted;
 };
 template <GroupedGemmConfig kConfig, bool kFp8>
@@ -25,8 +26,14 @@ struct GemmMath<kConfig, true, kFp8, false> : GemmSwapped<kConfig> {
   using GemmSwapped<kConfig>::GemmSwapped;
 };
 template <GroupedGemmConfig kConfig>
+  requires(kConfig.tile_rows < 64)
 struct GemmMath<kConfig, true, true, true> : GemmUnpacked<kConfig> {
   using GemmUnpacked<kConfig>::GemmUnpacked;
+};
+template <GroupedGemmConfig kConfig>
+  requires(kConfig.tile_rows == 64)
+struct GemmMath<kConfig, true, true, true> : GemmUnpackedInTurns<kConfig> {
+  using GemmUnpackedInTurns<kConfig>::GemmUnpackedInTurns;
 };
 
 template <GroupedGemmConfig kConfig>

@@ -24,15 +24,19 @@ CROSSDOCK_DEVICE u32 gemm_scale_row(u32 stage) {
 CROSSDOCK_DEVICE float gemm_ue8m0(u32 code) {
   return bit_cast<float>(code << 23);
 }
+// What a stage needs of a row's word.
+template <GroupedGemmConfig kConfig>
+CROSSDOCK_DEVICE float gemm_scale_in(u32 word, u32 stage) {
+  if constexpr (!kConfig.ue8m0) {
+    return bit_cast<float>(word);
+  } else {
+    return gemm_ue8m0(ptx::permute_bytes(word, 0, 0x4440 | stage % kScalesOfWord));
+  }
+}
 // Of one row, `at` in the stage's memory.
 template <GroupedGemmConfig kConfig>
 CROSSDOCK_DEVICE float gemm_input_scale(const float* at, u32 stage) {
-  if constexpr (!kConfig.ue8m0) {
-    return ptx::ld_shared(at);
-  } else {
-    const u32 word = ptx::ld_shared(reinterpret_cast<const u32*>(at));
-    return gemm_ue8m0(ptx::permute_bytes(word, 0, 0x4440 | stage % kScalesOfWord));
-  }
+  return gemm_scale_in<kConfig>(ptx::ld_shared(reinterpret_cast<const u32*>(at)), stage);
 }
 
 // The scales of a tile's weights, in pages of 32 stages: each lane has those of one stage of the
@@ -56,6 +60,9 @@ struct GemmWeightScales {
   using Stored = typename Own::Stored;
   using Value = typename Own::Value;
 
+  // With few rows a warpgroup needs both only for gate and up.
+  static constexpr bool kBoth = !kConfig.swapped || kConfig.swiglu;
+
   const Stored* of = nullptr;  // the first 128 columns of the tile
   u32 second = 0;              // distance to those of the second
   u32 stages = 0;
@@ -64,10 +71,11 @@ struct GemmWeightScales {
   // registers: else values that all lanes share would be moved to the warp's own.
   u32 turns = ptx::forgotten(lane_index() * kWarpSize);
 
-  // A new tile.
-  CROSSDOCK_DEVICE void begin(const GroupedGemmParams& p, const GemmRecord& r) {
+  // A new tile. `half`: which 128 of its columns, where they are all that is needed.
+  CROSSDOCK_DEVICE void begin(const GroupedGemmParams& p, const GemmRecord& r, u32 half = 0) {
     const u32 groups = p.shape.columns / kGemmScaleGroup;
-    const u32 first = r.column / kGemmScaleGroup;
+    u32 first = r.column / kGemmScaleGroup;
+    if constexpr (!kBoth) first = min_of(first + half, groups - 1);
     of = static_cast<const Stored*>(p.weight_scales) +
          (u64{r.expert} * groups + first) * p.shape.scale_groups;
     second = first + 1 < groups ? p.shape.scale_groups : 0;  // the last tile may have 128 columns
@@ -92,7 +100,7 @@ struct GemmWeightScales {
   CROSSDOCK_DEVICE void load(u32 stage) {
     const u32 mine = min_of(stage + turns / kWarpSize, stages - 1);
     ptx::ld_nc_if(next[0], of + mine, true);
-    ptx::ld_nc_if(next[1], of + second + mine, true);
+    if constexpr (kBoth) ptx::ld_nc_if(next[1], of + second + mine, true);
   }
 };
 

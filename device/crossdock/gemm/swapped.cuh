@@ -26,10 +26,14 @@ struct GemmSwapped {
   typename Block::Cursor at = {};
   u32 group;
   u32 column;                   // the thread's first of the tile
+  u32 row;                      // and its first row; kept, since asking for its number takes long
   float bias[kPieces][2] = {};  // of the thread's columns, 8 apart
 
   CROSSDOCK_DEVICE GemmSwapped(const Block& of, u32 warp)
-      : block(of), group(warp / 4), column(group * 128 + warp % 4 * 16 + lane_index() / 4) {
+      : block(of),
+        group(warp / 4),
+        column(group * 128 + warp % 4 * 16 + lane_index() / 4),
+        row(ptx::forgotten(lane_index() % 4 * 2)) {
     clear();
   }
   CROSSDOCK_DEVICE void clear() {
@@ -39,7 +43,7 @@ struct GemmSwapped {
   }
   CROSSDOCK_DEVICE void start() { block.wait_full(at); }
   CROSSDOCK_DEVICE void begin(const GemmRecord& r) {
-    if constexpr (kConfig.fp8) weight_scales.begin(block.p, r);
+    if constexpr (kConfig.fp8) weight_scales.begin(block.p, r, group);
     if (block.p.bias.values == nullptr) return;
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kPieces * 2; ++i)
@@ -76,14 +80,15 @@ struct GemmSwapped {
   CROSSDOCK_DEVICE Scales load_scales(u32 k) const { return load_scales(at.stage, k); }
   CROSSDOCK_DEVICE Scales load_scales(u32 stage, u32 k) const {
     Scales s;
-    const float* rows = Block::input_scales(stage) + lane_index() % 4 * 2;
-    const float first = weight_scales.first_of(k);
-    const float second = weight_scales.second_of(k);
-    s.columns[0] = kConfig.swiglu || group == 0 ? first : second;
-    s.columns[1] = kConfig.swiglu || group == 1 ? second : first;
+    const float* rows = Block::input_scales(stage) + row;
+    s.columns[0] = weight_scales.first_of(k);
+    s.columns[1] = kConfig.swiglu ? weight_scales.second_of(k) : s.columns[0];
     CROSSDOCK_UNROLL
-    for (u32 i = 0; i < kRegisters / 2; ++i)
-      s.rows[i] = gemm_input_scale<kConfig>(rows + i / 2 * 8 + i % 2, k);
+    for (u32 i = 0; i < kRegisters / 4; ++i) {
+      const U32x2 pair = ptx::ld_shared(reinterpret_cast<const U32x2*>(rows + i * 8));
+      s.rows[2 * i] = gemm_scale_in<kConfig>(pair.x, k);
+      s.rows[2 * i + 1] = gemm_scale_in<kConfig>(pair.y, k);
+    }
     return s;
   }
   CROSSDOCK_DEVICE void issue(float (&to)[kPieces][kRegisters], bool accumulate) {

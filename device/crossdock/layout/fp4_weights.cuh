@@ -28,6 +28,9 @@ inline constexpr u32 kFp4BlockBytes = kFp4CodeBytes + kFp4BlockRows * 4;
 inline constexpr i32 kFp4SmallestShift = -8;
 inline constexpr i32 kFp4LargestShift = 6;
 inline constexpr u32 kFp4Shifts = kFp4LargestShift - kFp4SmallestShift + 1;
+// Of the table of codes by shift, and what its address is a multiple of: a byte of the shifts is
+// then the lowest one of an address.
+inline constexpr u32 kFp4TableBytes = 256;
 
 // In a block: the lane's word of a row and step.
 CROSSDOCK_HOST_DEVICE constexpr u32 fp4_word_offset(u32 row, u32 step, u32 quad) {

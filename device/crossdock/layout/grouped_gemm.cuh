@@ -18,14 +18,15 @@ inline constexpr u32 kGemmStageBytes = 128;  // of K, of each row in a stage
 inline constexpr u32 kGemmScaleGroup = 128;  // values of K, and columns, that share a scale
 inline constexpr u32 kGemmMathWarps = 8;     // two warpgroups
 inline constexpr u32 kGemmLoadWarps = 4;     // one warpgroup
+inline constexpr u32 kGemmUnpackWarps = 4;   // one warpgroup, of tiles of many rows of fp4
 inline constexpr u32 kGemmRecords = 16;      // more tiles than the loader can be ahead
 inline constexpr u32 kGemmMaxExperts = 512;  // of one rank: their table is in shared memory
 inline constexpr u32 kGemmMathBarrier = 1;   // named barrier of the math warps
 // Where the rows of an expert may begin when their scales come by tensor map: at 16 bytes of them.
 inline constexpr u32 kGemmScaledBegin = 4;
+inline constexpr u32 kGemmPackedStages = 3;  // of fp4 that is unpacked apart
 // In the fault that tells of an expert's rows, instead of the room there is: they begin elsewhere.
 inline constexpr u32 kGemmMisplaced = 0xffffffffu;
-inline constexpr u32 kGemmThreads = (kGemmMathWarps + kGemmLoadWarps) * kWarpSize;
 
 struct GroupedGemmConfig {
   u32 tile_rows;  // 128, 64; swapped: 32, 16 or 8
@@ -34,8 +35,18 @@ struct GroupedGemmConfig {
   bool swapped = false;  // the weights are wgmma's A operand: for few rows an expert
   bool swiglu = false;   // columns are gate and up; else they are stored as bf16
   bool ue8m0 = false;    // scales are powers of two in a byte; else f32
-  bool fp4 = false;      // weights in e2m1, swapped; the input in e4m3
+  bool fp4 = false;      // weights in e2m1; the input in e4m3
 };
+
+// Tiles of many rows of fp4: a warpgroup makes e4m3 of the weights, for the math warps.
+CROSSDOCK_HOST_DEVICE constexpr bool gemm_unpacks_apart(const GroupedGemmConfig& c) {
+  return c.fp4 && !c.swapped;
+}
+
+CROSSDOCK_HOST_DEVICE constexpr u32 gemm_threads(const GroupedGemmConfig& c) {
+  return (kGemmLoadWarps + kGemmMathWarps + (gemm_unpacks_apart(c) ? kGemmUnpackWarps : 0)) *
+         kWarpSize;
+}
 
 // Where the rows of each expert are.
 struct GemmRows {
@@ -102,30 +113,37 @@ struct alignas(16) GemmRecord {
 
 // Offsets of the parts of shared memory.
 struct GemmShared {
-  u32 input, weights, staging, input_scales, full, empty, records, begin, sources;
-  u32 exchange, table, fp4_table, bytes;
-  u32 input_bytes, weight_bytes, input_scale_bytes;  // of a stage
+  u32 input, weights, packed, staging, input_scales, full, empty;
+  u32 packed_full, packed_empty, unpacked, records, begin, sources, exchange, table, fp4_table,
+      bytes;
+  u32 input_bytes, weight_bytes, packed_bytes, input_scale_bytes;  // of a stage
 };
 CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemmConfig& c) {
   GemmShared s{};
+  const bool apart = gemm_unpacks_apart(c);
+  const u32 packed_stages = apart ? kGemmPackedStages : 0;
+  s.packed_bytes = kGemmColumns / kFp4BlockRows * kFp4BlockBytes;
   s.input_bytes = c.tile_rows * kGemmStageBytes;
-  s.weight_bytes =
-      c.fp4 ? kGemmColumns / kFp4BlockRows * kFp4BlockBytes : kGemmColumns * kGemmStageBytes;
+  s.weight_bytes = c.fp4 && !apart ? s.packed_bytes : kGemmColumns * kGemmStageBytes;
   s.input_scale_bytes = round_up(c.tile_rows * 4, 128u);
   s.input = 0;
   s.weights = s.input + c.stages * s.input_bytes;
-  s.staging = s.weights + c.stages * s.weight_bytes;
-  s.input_scales = s.staging + kGemmMathWarps * 2048;
+  s.packed = s.weights + c.stages * s.weight_bytes;
+  s.staging = s.packed + packed_stages * s.packed_bytes;
+  s.fp4_table = s.staging + kGemmMathWarps * 2048;
+  s.input_scales = s.fp4_table + (c.fp4 ? kFp4TableBytes : 0);
   s.full = s.input_scales + (c.fp8 ? c.stages * s.input_scale_bytes : 0);
   s.empty = s.full + c.stages * 8;
-  s.records = round_up(s.empty + c.stages * 8, 16u);
+  s.packed_full = s.empty + c.stages * 8;
+  s.packed_empty = s.packed_full + packed_stages * 8;
+  s.unpacked = s.packed_empty + packed_stages * 8;
+  s.records = round_up(s.unpacked + (apart ? c.stages * 8 : 0), 16u);
   s.begin = s.records + kGemmRecords * sizeof(GemmRecord);
   s.sources = s.begin + 16;
   s.exchange = s.sources + c.tile_rows * 16;
   const u32 exchanged = c.swapped ? c.tile_rows * kGemmMathWarps * 4 : 1024;
   s.table = s.exchange + (c.swiglu && c.fp8 ? exchanged : 0);
-  s.fp4_table = round_up(s.table + (3 * kGemmMaxExperts + 1) * 4, 8u);
-  s.bytes = s.fp4_table + (c.fp4 ? kFp4Shifts * 8 : 0);
+  s.bytes = s.table + (3 * kGemmMaxExperts + 1) * 4;
   return s;
 }
 

@@ -50,7 +50,9 @@ CROSSDOCK_DEVICE F32x2 f32_from_bf16x2(u32 packed) {
 // lower three bits say which; the fourth is 0.
 CROSSDOCK_DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
 #if CROSSDOCK_ON_GPU
-  return __byte_perm(a, b, selector);
+  u32 out;  // not __byte_perm(), which clears the fourth bits once more
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+  return out;
 #else
   const u64 bytes = u64{b} << 32 | a;
   u32 out = 0;

@@ -60,6 +60,11 @@ CROSSDOCK_DEVICE u32 forgotten(u32 value) {
   asm volatile("" : "+r"(value)::"memory");
   return value;
 }
+// The same for a value that may be computed wherever it suits.
+CROSSDOCK_DEVICE u32 opaque(u32 value) {
+  asm("" : "+r"(value));
+  return value;
+}
 
 // Operand lists of 4, 8, ... accumulators from index i on.
 #define CROSSDOCK_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -160,6 +165,9 @@ CROSSDOCK_DEVICE void pin_accumulators(float (&)[kRegisters]) {}
 template <std::size_t kCount>
 CROSSDOCK_DEVICE void pin_registers(u32 (&)[kCount]) {}
 CROSSDOCK_DEVICE u32 forgotten(u32 value) {
+  return value;
+}
+CROSSDOCK_DEVICE u32 opaque(u32 value) {
   return value;
 }
 

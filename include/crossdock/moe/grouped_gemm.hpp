@@ -145,7 +145,6 @@ struct GemmCall {
 };
 
 // More than 64 rows an expert: k128; more than 32: k64; else the smallest kFew that holds them.
-// Weights of e2m1 have no k128: k64 stands for it.
 CROSSDOCK_API GemmTile choose_tile(std::uint32_t expected_rows);
 
 struct GemmOptions {

@@ -57,7 +57,7 @@ struct LayerOptions {
   std::uint32_t hidden = 0;      // a multiple of 128
   std::uint32_t inter = 0;       // between the products, a multiple of 128
   // Of the weights, and of the rows that travel and are multiplied; with weights of kE2m1 those are
-  // kE4m3. kE2m1 has no tile of 128 rows: experts with more than 64 rows take several of 64.
+  // kE4m3.
   Format format = Format::kE4m3;
   // Of the weights, of the rows that travel, and of what lies between the products; not kBf16.
   ScaleType scales = ScaleType::kF32;

@@ -95,7 +95,7 @@ TEST_F(GemmGpu, ScalesThatArePowersOfTwo) {
       }
 }
 
-constexpr GemmTile kFp4Tiles[] = {GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16,
+constexpr GemmTile kFp4Tiles[] = {GemmTile::k128, GemmTile::k64, GemmTile::kFew32, GemmTile::kFew16,
                                   GemmTile::kFew8};
 
 TEST_F(GemmGpu, Fp4InEveryTileAndLayout) {

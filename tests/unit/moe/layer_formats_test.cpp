@@ -37,8 +37,6 @@ TEST(MoeLayerFormatsApi, OptionsAreChecked) {
   refuse([](auto& o) { o.scales = static_cast<ScaleType>(2); }, "scales of the unknown type 2");
   refuse([](auto& o) { o.format = Format::kBf16; },
          "scales = ue8m0 with format = bf16, which has no scales: leave them f32");
-  refuse([](auto& o) { o.tile = moe::GemmTile::k128; },
-         "tile = 128 with format = e2m1, whose tiles have at most 64 rows");
   refuse([](auto& o) { o.hidden = 192; }, "hidden = 192 must be a positive multiple of 128");
 }
 
