@@ -146,10 +146,12 @@ TEST_F(CollGpu, MemoryOfTheHostIsRefusedWhereAKernelFollowsIt) {
 TEST_F(CollGpu, AGroupMayGoWhileAStreamWaits) {
   if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();
   const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  symm::LocalMemory tensor;  // freed after the group: freeing it waits for the GPU too
   const auto start = std::chrono::steady_clock::now();
   {
     CollRig rig(options(2, 1h));
-    EXPECT_OK(rig.group().receive(0, 1, rig.memory<u8>(0, 64), 64, stream.handle()));
+    tensor = rig.rank(0).allocate(64).value();
+    EXPECT_OK(rig.group().receive(0, 1, tensor.as<u8>(), 64, stream.handle()));
     EXPECT_OK(rig.group().barrier(0, stream.handle()));
   }
   EXPECT_OK(stream.synchronize(Deadline::in(10s)));
