@@ -66,6 +66,10 @@ class Options:
     small_tokens: int = 0
     small_slots: int = 2
     small_sms: int = 0  #: blocks that send in a small dispatch, at most 32; 0: 16
+    #: SMs that copy rows of few tokens to the places of their choices in the launch of their dispatch
+    #: (``expanded``), or of its second half; 0: copies follow in launches of their own. Needs
+    #: ``expert_alignment`` and at most 256 experts a rank. Not with ``mask_late``, nor in packets.
+    small_expand_sms: int = 0
     #: At most 8 of the few tokens travel in packets that are valid by themselves, which takes more bytes
     #: and fewer waits. Not with ``mask_late``.
     small_packets: bool = True
@@ -196,7 +200,8 @@ class Group(RankOwner):
 
         ``expanded``: where copies of the rows go, expert by expert (:meth:`expanded_for`), as if
         :meth:`group_rows` and :meth:`expand_rows` followed; :meth:`grouped` has the lists. With
-        ``Options.expand_sms`` rows are copied while others are on their way, except on the small path.
+        ``Options.expand_sms`` rows are copied while others are on their way; on the small path with
+        ``Options.small_expand_sms``.
         Each rank chooses for itself. More choices than there is room for are a fault of the rank.
 
         The arrays have to stay as they are until the dispatch has run. Rows are copied when
@@ -221,9 +226,12 @@ class Group(RankOwner):
                                        (None, None, None, "small", most_tokens, True, None), stream)
         return Handle(native, rows, scales, cast)
 
-    def dispatch_receive(self, handle: Handle, *, stream: Optional[Stream] = None) -> None:
-        """The second half: once for each :meth:`dispatch_send`, or never."""
-        self._native.dispatch_receive(handle._native, stream)
+    def dispatch_receive(self, handle: Handle, *, expanded: Optional[Expanded] = None,
+                         stream: Optional[Stream] = None) -> None:
+        """The second half: once for each :meth:`dispatch_send`, or never. ``expanded``: where copies of
+        the rows go, as for :meth:`dispatch`."""
+        self._native.dispatch_receive(handle._native, None if expanded is None else expanded._arguments,
+                                      stream)
 
     def mask(self, peer: int, masked: bool = True, *, rank: Optional[int] = None,
              stream: Optional[Stream] = None) -> None:

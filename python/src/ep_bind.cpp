@@ -41,8 +41,15 @@ ExpandArguments expand_arguments(nb::handle planes, uint32_t rows_per_expert,
   return {planes[0], planes[1], planes[2], planes[3], rows_per_expert, scales_by_column};
 }
 
+// `expanded`: None, or (planes, rows_per_expert, scales_by_column).
+std::optional<ExpandArguments> maybe_expanded(nb::handle expanded) {
+  if (expanded.is_none()) return std::nullopt;
+  return expand_arguments(expanded[0], number_of(expanded[1], "rows_per_expert"),
+                          nb::cast<bool>(expanded[2]));
+}
+
 // `how`: None, or (routing, output, input, path, most_tokens, send_only, expanded), of which the
-// first three and the last may be None; `expanded`: (planes, rows_per_expert, scales_by_column).
+// first three and the last may be None.
 DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how) {
   if (how.is_none()) return arguments;
   arguments.routing = how[0];
@@ -51,9 +58,8 @@ DispatchArguments dispatch_arguments(DispatchArguments arguments, nb::handle how
   arguments.path = path_of(how[3]);
   arguments.most_tokens = number_of(how[4], "most_tokens");
   arguments.send_only = nb::cast<bool>(how[5]);
-  if (const nb::object expanded = how[6]; !expanded.is_none())
-    arguments.expanded = expand_arguments(expanded[0], number_of(expanded[1], "rows_per_expert"),
-                                          nb::cast<bool>(expanded[2]));
+  const nb::object expanded = how[6];
+  arguments.expanded = maybe_expanded(expanded);
   if (!arguments.routing.is_none() && !nb::isinstance<Handle>(arguments.routing))
     raise(invalid_argument("ep dispatch: routing must be a Handle of an earlier dispatch"));
   return arguments;
@@ -95,8 +101,12 @@ void bind_calls(nb::class_<Group>& group) {
           nb::arg("handle"), nb::arg("out"), nb::arg("weights").none(), nb::arg("bias"),
           nb::arg("rows").none(), nb::arg("row_weights").none(), nb::arg("receive_only"),
           nb::arg("payload"), nb::arg("packed"), nb::arg("stream").none())
-      .def("dispatch_receive", &Group::dispatch_receive, nb::arg("handle"),
-           nb::arg("stream").none())
+      .def(
+          "dispatch_receive",
+          [](Group& g, const Handle& handle, nb::object expanded, nb::object stream) {
+            g.dispatch_receive(handle, maybe_expanded(expanded), stream);
+          },
+          nb::arg("handle"), nb::arg("expanded").none(), nb::arg("stream").none())
       .def(
           "combine_send",
           [](Group& g, const Handle& handle, nb::object payload, bool packed, nb::object stream) {

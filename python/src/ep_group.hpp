@@ -55,7 +55,8 @@ class Group {
 
   Handle dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream);
   void combine(const Handle& handle, const CombineArguments& arguments, nb::handle stream);
-  void dispatch_receive(const Handle& handle, nb::handle stream);
+  void dispatch_receive(const Handle& handle, const std::optional<ExpandArguments>& expanded,
+                        nb::handle stream);
   void combine_send(const Handle& handle, const ep::CombineOptions& how, nb::handle stream);
   void mask(uint32_t rank, uint32_t peer, bool masked, nb::handle stream);
   void clear_mask(uint32_t rank, nb::handle stream);

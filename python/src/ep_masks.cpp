@@ -8,11 +8,20 @@
 
 namespace crossdock::python {
 
-void Group::dispatch_receive(const Handle& handle, nb::handle stream) {
+void Group::dispatch_receive(const Handle& handle, const std::optional<ExpandArguments>& expanded,
+                             nb::handle stream) {
   const auto [box, lock] = enter(handle.rank);
   const auto from = handle.open();
+  ep::Expanded to;
+  if (expanded)
+    to = expanded_of(
+        {"ep dispatch_receive", handle.rank, from->received().row_bytes, handle.payload},
+        *expanded);
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
-  value_or_raise(launch([&] { return box->group().dispatch_receive(*from, on); }));
+  value_or_raise(launch([&] {
+    return expanded ? box->group().dispatch_receive(*from, to, on)
+                    : box->group().dispatch_receive(*from, on);
+  }));
 }
 
 void Group::combine_send(const Handle& handle, const ep::CombineOptions& how, nb::handle stream) {

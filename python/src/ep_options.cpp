@@ -119,6 +119,7 @@ ep::Options options_of(nb::handle options) {
   read("small_tokens", out.small_tokens);
   read("small_slots", out.small_slots);
   read("small_sms", out.small_sms);
+  read("small_expand_sms", out.small_expand_sms);
   read("combine_send_sms", out.combine_send_sms);
   out.combine = combine_by(options.attr("combine"));
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);

@@ -61,8 +61,11 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
   const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
   if (how.expanded != nullptr) CROSSDOCK_CHECK_OK(check_expansion(r, t, weights, *how.expanded));
   if (small) {
-    CROSSDOCK_TRY(handle, dispatch_small(*state, t, {most_tokens(how), true}, stream));
-    return expand_afterwards(std::move(handle), how.expanded, stream);
+    const u32 most = most_tokens(how);
+    const bool beside = how.expanded != nullptr && copies_few(in_packets(most, t));
+    CROSSDOCK_TRY(handle,
+                  dispatch_small(*state, t, {most, true, beside ? how.expanded : nullptr}, stream));
+    return expand_afterwards(std::move(handle), beside ? nullptr : how.expanded, stream);
   }
   const auto geometry = device::EpTokens::make(t.count, dispatch_blocks_[r]);
   CROSSDOCK_CHECK_OK(can_dispatch(t, geometry.groups));

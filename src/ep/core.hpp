@@ -81,7 +81,8 @@ class Core : public std::enable_shared_from_this<Core> {
                    StreamPtr stream);
   Result<Handle> dispatch_send(u32 rank, const Tokens& tokens, const DispatchOptions& how,
                                StreamPtr stream);
-  Result<> dispatch_receive(const Handle& handle, StreamPtr stream);
+  // `to`: where copies of the rows go, or null.
+  Result<> dispatch_receive(const Handle& handle, const Expanded* to, StreamPtr stream);
   Result<> combine_send(const Handle& handle, const CombineOptions& how, StreamPtr stream);
   Result<> combine_receive(const Handle& handle, const Combined& combined, StreamPtr stream);
   struct MaskChange {
@@ -125,6 +126,7 @@ class Core : public std::enable_shared_from_this<Core> {
   struct SmallVariant {
     device::EpSmallConfig config;
     symm::Prepared<device::EpSmallParams> kernel;
+    std::optional<symm::Prepared<device::EpSmallExpandedParams>> expanded;
   };
   struct Variant {
     device::EpDispatchConfig config;
@@ -154,11 +156,17 @@ class Core : public std::enable_shared_from_this<Core> {
   struct SmallCall {
     u32 most;
     bool receives;
+    const Expanded* to;  // copies in the same launch, or null
   };
   Result<Handle> dispatch_small(RankState& state, const Tokens& tokens, const SmallCall& call,
                                 StreamPtr stream);
-  Result<> launch_small(const device::EpSmallParams& params, const Handle::State& handle,
-                        StreamPtr stream);
+  Result<> launch_small(const device::EpSmallParams& params, Handle::State& handle,
+                        const Expanded* to, StreamPtr stream);
+  // Whether copies of rows by expert are made in the launch that receives them.
+  [[nodiscard]] bool copies_few(bool packets) const;
+  device::EpSmallExpandedParams small_expanded(const device::EpSmallParams& params,
+                                               const Handle::State& handle,
+                                               const Expanded& to) const;
   // ---- packets.cpp
   Result<> prepare_packets(Deadline deadline);
   [[nodiscard]] bool in_packets(u32 most, const Tokens& t) const;

@@ -126,7 +126,10 @@ Result<Handle> Group::dispatch_send(std::uint32_t rank, const Tokens& tokens,
   return core_->dispatch_send(rank, tokens, how, stream);
 }
 Result<> Group::dispatch_receive(const Handle& handle, StreamPtr stream) {
-  return core_->dispatch_receive(handle, stream);
+  return core_->dispatch_receive(handle, nullptr, stream);
+}
+Result<> Group::dispatch_receive(const Handle& handle, const Expanded& to, StreamPtr stream) {
+  return core_->dispatch_receive(handle, &to, stream);
 }
 Result<> Group::combine_send(const Handle& handle, StreamPtr stream) {
   return core_->combine_send(handle, {}, stream);

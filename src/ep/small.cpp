@@ -1,6 +1,7 @@
 // Core: dispatches of few tokens: slots of their own, used in turns by all ranks alike, so that
 // senders know where rows go without being told. See core.hpp and docs/design/ep.md.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "ep/handle.hpp"
@@ -16,7 +17,12 @@ Result<> Core::prepare_small(Deadline deadline) {
       if (known.config.warps == config.warps && known.config.cast == config.cast) return {};
     const symm::BlockShape block{.threads = config.threads(), .shared_bytes = kMaxSharedBytes};
     CROSSDOCK_TRY(kernel, launcher_->prepare(small_dispatch_kernel(config), block, deadline));
-    small_variants_.push_back({config, std::move(kernel)});
+    SmallVariant variant{config, std::move(kernel), std::nullopt};
+    if (options_.small_expand_sms != 0) {
+      CROSSDOCK_TRY(copies, launcher_->prepare(small_expanded_kernel(config), block, deadline));
+      variant.expanded.emplace(std::move(copies));
+    }
+    small_variants_.push_back(std::move(variant));
     return {};
   };
   for (const u32 row_bytes : {device::round_up(options_.hidden, 16u), window_.row_bytes})
@@ -104,8 +110,27 @@ Result<const Core::SmallVariant*> Core::choose_small(u32 row_bytes, bool cast, u
       fmt::format("ep dispatch: no small kernel for rows of {} bytes was prepared", row_bytes));
 }
 
+bool Core::copies_few(bool packets) const {
+  return options_.small_expand_sms != 0 && !options_.mask_late && !packets;
+}
+
+device::EpSmallExpandedParams Core::small_expanded(const device::EpSmallParams& p,
+                                                   const Handle::State& h,
+                                                   const Expanded& to) const {
+  const Slot& slot = *h.placement.slot;
+  device::EpSmallExpandedParams q{};
+  q.small = p;
+  q.grouping = grouping_of(slot);
+  q.grouping.weights = h.weights ? slot.place_weights() : nullptr;
+  q.to = expanded_of({h.rank, p.output.row_bytes, p.output.scale_bytes, h.weights}, to);
+  q.copy_blocks = std::max(options_.small_expand_sms / window_.world, 1u) * window_.world;
+  q.parts = device::ceil_div(p.output.row_bytes, device::kEpSmallCopyStageBytes);
+  q.part_bytes = device::ep_part_bytes(p.output.row_bytes, q.parts);
+  return q;
+}
+
 // A dispatch, or a half of one, of the handle's tokens.
-Result<> Core::launch_small(const device::EpSmallParams& p, const Handle::State& h,
+Result<> Core::launch_small(const device::EpSmallParams& p, Handle::State& h, const Expanded* to,
                             StreamPtr stream) {
   if (h.packets) return launch_packets(p, h, stream);
   CROSSDOCK_TRY(variant, choose_small(h.input_row_bytes, h.cast, p.tokens));
@@ -113,7 +138,12 @@ Result<> Core::launch_small(const device::EpSmallParams& p, const Handle::State&
   const u32 blocks = p.send_blocks + (p.sends ? 1 : 0) + (p.receives ? 1 : 0);
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, blocks, stream, kept));
-  return launcher_->launch(rank, variant->kernel, launch_shape, p);
+  if (to == nullptr) return launcher_->launch(rank, variant->kernel, launch_shape, p);
+  const device::EpSmallExpandedParams q = small_expanded(p, h, *to);
+  launch_shape.grid += q.copy_blocks;
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, *variant->expanded, launch_shape, q));
+  h.grouped = true;
+  return {};
 }
 
 Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const SmallCall& call,
@@ -156,8 +186,12 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   h.cast = t.cast;
   h.most_tokens = call.most;
   h.packets = in_packets(call.most, t);
+<<<<<<< HEAD
   CROSSDOCK_CHECK_OK(launch_small(p, h, stream));
   state.next_small = (turn + 1) % options_.small_slots;  // all ranks count what was launched
+=======
+  CROSSDOCK_CHECK_OK(launch_small(p, h, call.to, stream));
+>>>>>>> f979a13 (Copy rows of few tokens to the places of their choices in the launch that receives them)
   return handle;
 }
 
@@ -170,15 +204,15 @@ Result<Handle> Core::dispatch_send(u32 r, const Tokens& t, const DispatchOptions
   CROSSDOCK_TRY(small, takes_small(t, how));
   if (how.expanded != nullptr)
     return invalid_argument(
-        "ep dispatch_send: a half makes no copies by expert: leave DispatchOptions::expanded empty "
-        "and call group_rows() and expand_rows() after dispatch_receive()");
+        "ep dispatch_send: the first half makes no copies by expert: leave "
+        "DispatchOptions::expanded empty and give it to dispatch_receive()");
   if (!small)
     return invalid_argument(
         "ep dispatch_send: only the small path has halves: use Path::kSmall, or dispatch()");
-  return dispatch_small(*state, t, {most_tokens(how), false}, stream);
+  return dispatch_small(*state, t, {most_tokens(how), false, nullptr}, stream);
 }
 
-Result<> Core::dispatch_receive(const Handle& handle, StreamPtr stream) {
+Result<> Core::dispatch_receive(const Handle& handle, const Expanded* to, StreamPtr stream) {
   CROSSDOCK_TRY(h, own(handle, "dispatch_receive"));
   if (h->arrived)
     return invalid_argument(
@@ -192,9 +226,19 @@ Result<> Core::dispatch_receive(const Handle& handle, StreamPtr stream) {
   p.input.weights = h->weights ? h->received.weights : nullptr;  // only whether there are any
   p.output = h->output;
   p.result = h->result;
-  CROSSDOCK_CHECK_OK(launch_small(p, *h, stream));
+  if (to != nullptr && options_.expert_alignment == 0)
+    return invalid_argument(
+        "ep dispatch_receive: the group was made with expert_alignment = 0: give it the alignment "
+        "of the rows, or ask for no copies");
+  if (to != nullptr)
+    CROSSDOCK_CHECK_OK(
+        check_expanded({h->rank, p.output.row_bytes, p.output.scale_bytes, h->weights}, *to));
+  const bool beside = to != nullptr && copies_few(h->packets);
+  CROSSDOCK_CHECK_OK(launch_small(p, *h, beside ? to : nullptr, stream));
   h->arrived = true;
-  return {};
+  if (to == nullptr || beside) return {};
+  CROSSDOCK_CHECK_OK(group_rows(handle, stream));
+  return expand_rows(handle, *to, stream);
 }
 
 }  // namespace crossdock::ep

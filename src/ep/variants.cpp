@@ -19,6 +19,7 @@
 #include <crossdock/kernel/ep_packet_dispatch.cuh>
 #include <crossdock/kernel/ep_reduce_rows.cuh>
 #include <crossdock/kernel/ep_small_dispatch.cuh>
+#include <crossdock/kernel/ep_small_expanded.cuh>
 
 namespace crossdock::ep {
 
@@ -96,6 +97,14 @@ KernelRef<EpSmallParams> small_dispatch() {
   using C = EpSmallConfig;
   return make_kernel<kConfig>(KernelId::kEpSmallDispatch, "ep_small_dispatch", "EpSmallConfig",
                               &kernel::ep_small_dispatch<kConfig>, Member{"warps", &C::warps},
+                              Member{"cast", &C::cast});
+}
+
+template <EpSmallConfig kConfig>
+KernelRef<EpSmallExpandedParams> small_expanded() {
+  using C = EpSmallConfig;
+  return make_kernel<kConfig>(KernelId::kEpSmallDispatch, "ep_small_expanded", "EpSmallConfig",
+                              &kernel::ep_small_expanded<kConfig>, Member{"warps", &C::warps},
                               Member{"cast", &C::cast});
 }
 
@@ -211,6 +220,11 @@ KernelRef<EpSmallParams> small_dispatch_kernel(const EpSmallConfig& config) {
   if (config.cast)
     return config.warps == 8 ? small_dispatch<kSmalls[2]>() : small_dispatch<kSmalls[3]>();
   return config.warps == 8 ? small_dispatch<kSmalls[0]>() : small_dispatch<kSmalls[1]>();
+}
+KernelRef<EpSmallExpandedParams> small_expanded_kernel(const EpSmallConfig& config) {
+  if (config.cast)
+    return config.warps == 8 ? small_expanded<kSmalls[2]>() : small_expanded<kSmalls[3]>();
+  return config.warps == 8 ? small_expanded<kSmalls[0]>() : small_expanded<kSmalls[1]>();
 }
 KernelRef<EpCombineParams> small_combine_kernel(EpPayload payload) {
   if (payload == EpPayload::kFp8) return combine<packed_pull(EpPayload::kFp8)>();

@@ -13,6 +13,7 @@
 #include <crossdock/layout/ep_grouping.cuh>
 #include <crossdock/layout/ep_packets.cuh>
 #include <crossdock/layout/ep_small.cuh>
+#include <crossdock/layout/ep_small_expanded.cuh>
 
 #include "symm/kernel.hpp"
 
@@ -53,6 +54,8 @@ Result<device::EpSmallConfig> choose_small_dispatch(device::u32 input_row_bytes,
                                                     device::u32 world, device::u32 experts,
                                                     device::u32 tokens);
 symm::KernelRef<device::EpSmallParams> small_dispatch_kernel(const device::EpSmallConfig& config);
+symm::KernelRef<device::EpSmallExpandedParams> small_expanded_kernel(
+    const device::EpSmallConfig& config);
 symm::KernelRef<device::EpCombineParams> small_combine_kernel(
     device::EpPayload payload = device::EpPayload::kBf16);
 symm::KernelRef<device::EpMaskParams> mask_kernel();

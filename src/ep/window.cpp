@@ -106,6 +106,24 @@ Result<> check_expanding(const Options& o, u32 world) {
                     o.expand_sms, device::kEpMostExpanded, experts));
   return {};
 }
+Result<> check_few_copies(const Options& o, u32 world) {
+  if (o.small_expand_sms == 0) return {};
+  const u32 experts = device::EpExperts::make(o.experts, world).most();
+  if (o.small_expand_sms > device::kEpMaxBlocks)
+    return invalid_argument(fmt::format("ep: small_expand_sms = {} must be at most {}, or 0",
+                                        o.small_expand_sms, device::kEpMaxBlocks));
+  if (o.small_tokens == 0 || o.expert_alignment == 0)
+    return invalid_argument(fmt::format(
+        "ep: small_expand_sms = {} needs small_tokens = {} and expert_alignment = {} to "
+        "be set",
+        o.small_expand_sms, o.small_tokens, o.expert_alignment));
+  if (experts > device::kEpMostExpanded)
+    return invalid_argument(
+        fmt::format("ep: small_expand_sms = {} is made for at most {} experts a rank, not {}: use "
+                    "expand_rows() there",
+                    o.small_expand_sms, device::kEpMostExpanded, experts));
+  return {};
+}
 Result<> check_rows(const Options& o, u32 row_bytes, u32 scale_bytes) {
   if (o.hidden == 0 || o.hidden % 8 != 0)
     return invalid_argument(fmt::format(
@@ -229,6 +247,7 @@ Result<Window> make_window(const Options& options, u32 world) {
   CROSSDOCK_CHECK_OK(check_numbers(options, world));
   CROSSDOCK_CHECK_OK(check_small(options));
   CROSSDOCK_CHECK_OK(check_compressed(options, world));
+  CROSSDOCK_CHECK_OK(check_few_copies(options, world));
   CROSSDOCK_CHECK_OK(check_expanding(options, world));
   Window window;
   window.world = world;

@@ -54,6 +54,21 @@ struct EpSmallBlock {
     return p.view.at<u8>(p.output_offset, destination);
   }
 
+  // For blocks that receive, after grid_dependency_wait; by all threads. False: the rank has
+  // aborted before.
+  CROSSDOCK_DEVICE bool join() {
+    const ThreadGroup all = ThreadGroup::block();
+    masked = masked_ranks(p.masking);
+    u32* shared_epoch = at<u32>(shared.epoch);
+    // Of the launch that has sent, if that was another one.
+    if (all.leader()) *shared_epoch = read_epoch(&p.state->dispatch) - (p.sends ? 0 : 1);
+    if (!may_start(p.common)) return false;  // also the barrier for the epoch
+    epoch = *shared_epoch;
+    if (all.leader() && p.sends) pass_epoch(&p.state->dispatch, epoch);
+    ptx::sync_warp(kFullMask);
+    return true;
+  }
+
   // ---- plan -------------------------------------------------------------------------------------
 
   CROSSDOCK_DEVICE i64 id(u64 index) const {

@@ -55,6 +55,19 @@ struct EpSmallReceiver {
     }
     return true;
   }
+  // For blocks that copy, without late masks: rows of a source, by its header; choices of an expert
+  // by it, one thread; until its rows are here, by a warp. False when the rank aborts.
+  CROSSDOCK_DEVICE u32 rows_of(u32 source) const {
+    return comes(source) ? header(source).rows() : 0;
+  }
+  CROSSDOCK_DEVICE bool wait_count(u32 source, u32 expert, u32& n) const {
+    n = 0;
+    return !comes(source) ||
+           wait_word(b.counts(source) + expert, {Phase::kSourceFlag, source}, n) != Came::kAbort;
+  }
+  CROSSDOCK_DEVICE bool wait_rows(u32 source) const {
+    return !comes(source) || wait_source(source) != Came::kAbort;
+  }
   CROSSDOCK_DEVICE bool wait_flags(u32 warp) {
     for (u32 source = warp; source < b.world(); source += kConfig.warps) {
       if (!comes(source)) continue;
@@ -92,9 +105,6 @@ struct EpSmallReceiver {
     return {ptx::ld_shared(b.template at<u32>(b.shared.headers) + source)};
   }
   CROSSDOCK_DEVICE bool comes(u32 source) const { return header(source).value != kNoHeader; }
-  CROSSDOCK_DEVICE u32 rows_of(u32 source) const {
-    return comes(source) ? header(source).rows() : 0;
-  }
   CROSSDOCK_DEVICE void drop(u32 source) {
     late = true;
     put_header(source, kNoHeader);

@@ -76,8 +76,9 @@ struct DispatchOptions {
   std::uint64_t input_room = 0;  // bytes
   // Where copies of the rows go, expert by expert: as if group_rows and expand_rows followed, whose
   // lists Group::grouped tells. With Options::expand_sms rows are copied while others are on their
-  // way, except on the small path; results are the same. Each rank chooses for itself. Choices for
-  // which there is no room are a fault of this rank when its dispatch has run. Not for halves.
+  // way; on the small path with Options::small_expand_sms. Results are the same. Each rank chooses
+  // for itself. Choices for which there is no room are a fault of this rank when its dispatch has
+  // run. Not for halves.
   const Expanded* expanded = nullptr;
 };
 
@@ -290,6 +291,8 @@ class CROSSDOCK_API Group {
   Result<Handle> dispatch_send(std::uint32_t rank, const Tokens& tokens,
                                const DispatchOptions& how = {}, StreamPtr stream = nullptr);
   Result<> dispatch_receive(const Handle& handle, StreamPtr stream = nullptr);
+  // And copies of the rows, as DispatchOptions::expanded.
+  Result<> dispatch_receive(const Handle& handle, const Expanded& to, StreamPtr stream = nullptr);
   // The halves of a combine, by pull: the first tells the others that the experts' rows are ready,
   // the second waits for theirs, loads and adds up. In turns, and one combine of a rank at a time;
   // of few tokens one of each small slot. A combine that was told and never received keeps the

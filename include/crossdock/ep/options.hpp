@@ -66,6 +66,11 @@ struct Options {
   std::uint32_t small_slots = 2;
   // Blocks that send in a small dispatch, at most 32; no more than there are tokens. 0: 16.
   std::uint32_t small_sms = 0;
+  // SMs that copy rows of few tokens to the places of their choices in the launch of their dispatch
+  // (DispatchOptions::expanded), or in that of its second half; at least one for each rank is
+  // taken. 0: copies follow in launches of their own. Needs expert_alignment, and at most 256
+  // experts a rank. With mask_late, and of tokens in packets, copies follow all the same.
+  std::uint32_t small_expand_sms = 0;
   // At most 8 of the few tokens travel in packets that are valid by themselves instead of by bulk
   // stores and flags, which takes more bytes and fewer waits. Not with mask_late.
   bool small_packets = true;

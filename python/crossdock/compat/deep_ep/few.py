@@ -27,13 +27,14 @@ MOST_TOKENS = 1024
 COMPRESSED_VALUES = 512
 
 
-def options_of(shape: Shape, tokens: int, wait: float, shrink: bool) -> ep.Options:
-    """Of the group for the rows."""
+def options_of(shape: Shape, tokens: int, wait: float, shrink: bool, copy_sms: int = 0) -> ep.Options:
+    """Of the group for the rows. ``copy_sms``: SMs that copy them to their experts in the same launch."""
     return ep.Options(
         experts=shape.experts, top_k=shape.top_k, max_tokens=tokens, hidden=shape.hidden,
         wide_ids=shape.wide_ids, slots=0, fall_back=False, small_tokens=tokens, small_slots=SLOTS,
         wait=wait, cast=shape.cast, expert_alignment=1, host_counts=False, masks=shrink,
-        mask_late=shrink, compressed=shape.hidden % COMPRESSED_VALUES == 0)
+        mask_late=shrink, compressed=shape.hidden % COMPRESSED_VALUES == 0,
+        small_expand_sms=copy_sms)
 
 
 class WaitClock:
@@ -63,11 +64,12 @@ class FewWorld:
         if tokens > MOST_TOKENS:
             raise InvalidArgument(f"deep_ep: num_max_dispatch_tokens_per_rank = {tokens} must be at most "
                                   f"{MOST_TOKENS}; dispatch() is for more")
-        options = options_of(shape, tokens, settings.wait, shrink)
+        options = options_of(shape, tokens, settings.wait, shrink, settings.expand_sms)
         self.group: ep.Group = rank.make(ep.Group, options, self.timeout)
         columns = -(-shape.top_k // 4) * 4
         self._weights: ep.Group = rank.make(ep.Group, dataclasses.replace(
-            options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0, compressed=False),
+            options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0, compressed=False,
+            small_expand_sms=0),
             self.timeout)
         self._columns = columns
         self._pending: dict[int, bool] = {}  # masks that the twin has not run yet

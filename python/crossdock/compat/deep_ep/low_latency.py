@@ -1,7 +1,8 @@
 """Dispatch and combine of few tokens in a masked layout: what Buffer.low_latency_... do.
 
 dispatch: rows travel once to each rank, on the path for few tokens, and are copied to the rows of their
-experts there; combine: the weights, which its caller has only now, follow the rows, each rank adds up what
+experts there, by CROSSDOCK_DEEP_EP_EXPAND_SMS SMs in the same launch, or else in launches of their own;
+combine: the weights, which its caller has only now, follow the rows, each rank adds up what
 its experts have made of a token, and one row for each token and rank travels back. With a hook each is two
 launches, and no SM waits in between.
 """
@@ -158,14 +159,11 @@ class LowLatency:
         with self._lane.call(None, asynchronous) as call:
             self._make_room(world)
             clock = world.clock(frame, dispatches=waited is not None)
-            handle = self._send(frame, world, x, ids, form, hooked)
-            expanded = world.group.empty_expanded(handle, rows_per_expert=rows)
+            handle, expanded = self._send(frame, world, x, ids, form, hooked, rows)
             scales = None if expanded.scales is None else _columns_for(frame, expanded.scales)
             counts = frame.clone(handle.received.expert_counts)
 
             def deliver(clock: WaitClock) -> None:
-                world.group.expand_rows(handle, world.group.group_rows(handle), rows_per_expert=rows,
-                                        out=expanded)
                 world.run()
                 if scales is not None:
                     frame.copy(scales, frame.swap_last(expanded.scales))
@@ -178,7 +176,7 @@ class LowLatency:
             def receive() -> None:
                 with self._lane.call() as later:
                     clock = world.clock(frame, dispatches=waited is not None)
-                    world.group.dispatch_receive(handle)
+                    world.group.dispatch_receive(handle, expanded=expanded)
                     deliver(clock)
                     later.keep(frame, expanded.rows, scales, counts, counted, waited)
 
@@ -202,18 +200,21 @@ class LowLatency:
             if handle is not None:
                 handle.expire()
 
-    def _send(self, frame: Frame, world: FewWorld, x: Array, ids: Array, form: Format,
-              half: bool) -> ep.Handle:
+    def _send(self, frame: Frame, world: FewWorld, x: Array, ids: Array, form: Format, half: bool,
+              per_expert: int) -> Tuple[ep.Handle, ep.Expanded]:
         # Weights come with the combine; here is where they will be.
         weights = frame.full((int(ids.shape[0]), int(ids.shape[1])), 0, "float32", ids)
         ids, rows, scales = frame.contiguous(ids), x, None
         cast = form.fp8 and not form.round_scale
         if form.fp8 and not cast:
             rows, scales = cast_rounded(frame, x, form.ue8m0)
-        mine = world.rank.rank()
+        mine, group = world.rank.rank(), world.group
+        expanded = group.expanded_for(rows, weights, scales=scales, cast=cast, rows_per_expert=per_expert,
+                                      rank=mine)
         if half:
-            return world.group.dispatch_send(rows, ids, weights, scales=scales, cast=cast, rank=mine)
-        return world.group.dispatch(rows, ids, weights, scales=scales, cast=cast, rank=mine)
+            return group.dispatch_send(rows, ids, weights, scales=scales, cast=cast, rank=mine), expanded
+        handle = group.dispatch(rows, ids, weights, scales=scales, cast=cast, expanded=expanded, rank=mine)
+        return handle, expanded
 
     # ---- combine -----------------------------------------------------------------------------------
 
