@@ -1,4 +1,4 @@
-// The subcommands info, topo, doctor and trace, through the built program.
+// The subcommands info, topo, doctor and trace, and bench in the twin, through the built program.
 // SPDX-License-Identifier: Apache-2.0
 #include <fstream>
 #include <gmock/gmock.h>
@@ -126,6 +126,18 @@ std::string make_trace(const support::TempDir& dir, const std::string& name) {
   tracer.instant("mark");
   EXPECT_TRUE(tracer.flush().ok());
   return tracer.file();
+}
+
+// Whole layers in the twin, compared with fp64: weights in e2m1, and scales of one byte.
+TEST(BenchMoe, ChainsOfEveryFormat) {
+  for (const auto* scales : {"f32", "ue8m0"}) {
+    const auto done =
+        crossdock_command({"bench", "moe", "--backend", "twin", "--chain", "--tokens", "5",
+                           "--format", "fp4", "fp8", "--scales", scales, "--json"});
+    ASSERT_EQ(done.exit_code, 0) << done.errors;
+    EXPECT_THAT(done.output, HasSubstr("chain_fp4"));
+    EXPECT_THAT(done.output, HasSubstr("chain_fp8"));
+  }
 }
 
 TEST(TraceMerge, KeepsAllEventsAndTellsProcessesApart) {
