@@ -186,12 +186,8 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   h.cast = t.cast;
   h.most_tokens = call.most;
   h.packets = in_packets(call.most, t);
-<<<<<<< HEAD
-  CROSSDOCK_CHECK_OK(launch_small(p, h, stream));
-  state.next_small = (turn + 1) % options_.small_slots;  // all ranks count what was launched
-=======
   CROSSDOCK_CHECK_OK(launch_small(p, h, call.to, stream));
->>>>>>> f979a13 (Copy rows of few tokens to the places of their choices in the launch that receives them)
+  state.next_small = (turn + 1) % options_.small_slots;  // all ranks count what was launched
   return handle;
 }
 
