@@ -18,7 +18,7 @@ namespace {
 
 // Waits for the zeroing of a fresh block: nothing is in front of it.
 constexpr std::chrono::seconds kZeroing{30};
-constexpr u64 kStageBytes = 4 << 20;
+constexpr u64 kStageBytes = 1 << 20;
 
 class GpuDevice final : public RankDevice {
  public:
