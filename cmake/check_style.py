@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""House rules that no other tool knows: licence line, opening paragraph, size limits.
+"""House rules that no other tool knows: licence line, opening paragraph, size limits, merges left half done.
 
-A missing licence line is an error. Sizes and opening paragraphs are warnings, unless --strict; a file
+A missing licence line and the marks of a merge are errors. Sizes and opening paragraphs are warnings, unless --strict; a file
 may waive its size with a comment `size-limit: <reason>`.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -21,6 +21,10 @@ MAX_FUNCTION = 60
 MAX_KERNEL_FUNCTION = 120
 FUNCTION_START = re.compile(r"^(?![\s#/}]|namespace|class|struct|enum|union|extern|using|constexpr std::array)"
                             r".*\)[^;]*\{$")
+
+
+# Formatters and linters let them pass.
+MERGE_MARKS = ("<" * 7 + " ", ">" * 7 + " ")
 
 
 def tracked(root):
@@ -61,6 +65,9 @@ def check(root, path):
         return
     text = path.read_text(errors="replace")
     lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.startswith(MERGE_MARKS):
+            yield True, f"{name}:{number}: a merge left half done: '{line}'"
     if LICENCE not in "\n".join(lines[:40]):
         yield True, f"{name}:1: lacks '{LICENCE}' near the top"
     if path.suffix not in COUNTED or "size-limit:" in text:

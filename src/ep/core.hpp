@@ -164,6 +164,7 @@ class Core : public std::enable_shared_from_this<Core> {
                         const Expanded* to, StreamPtr stream);
   // Whether copies of rows by expert are made in the launch that receives them.
   [[nodiscard]] bool copies_few(bool packets) const;
+  [[nodiscard]] u32 few_copy_blocks() const;
   device::EpSmallExpandedParams small_expanded(const device::EpSmallParams& params,
                                                const Handle::State& handle,
                                                const Expanded& to) const;

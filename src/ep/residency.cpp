@@ -34,10 +34,21 @@ Result<> Core::check_resident() const {
       CROSSDOCK_CHECK_OK(fits(rank, {"dispatch_sms", dispatch_blocks_[r], room(variant.kernel)}));
     for (const ExpandedVariant& variant : expanded_variants_)
       CROSSDOCK_CHECK_OK(
-          fits(rank, {"dispatch_sms + expand_sms", dispatch_blocks_[r] + options_.expand_sms,
+          fits(rank, {"dispatch_sms + expand_sms", dispatch_blocks_[r] + window_.copy_blocks,
                       room(variant.kernel)}));
-    if (combine_)
-      CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", combine_blocks_[r], room(*combine_)}));
+    CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", combine_blocks_[r], room(*combine_)}));
+    if (small_combine_)
+      CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", combine_blocks_[r], room(*small_combine_)}));
+    for (const auto& packed : packed_combines_)
+      if (packed) CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", packed_blocks(r), room(*packed)}));
+    // Those that send, one that plans, one that receives.
+    const u32 small = small_blocks(options_, options_.small_tokens) + 2;
+    for (const SmallVariant& variant : small_variants_) {
+      CROSSDOCK_CHECK_OK(fits(rank, {"small_sms", small, room(variant.kernel)}));
+      if (variant.expanded)
+        CROSSDOCK_CHECK_OK(fits(rank, {"small_sms + small_expand_sms", small + few_copy_blocks(),
+                                       room(*variant.expanded)}));
+    }
   }
   return {};
 }

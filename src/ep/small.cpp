@@ -114,6 +114,11 @@ bool Core::copies_few(bool packets) const {
   return options_.small_expand_sms != 0 && !options_.mask_late && !packets;
 }
 
+// As many for each source.
+u32 Core::few_copy_blocks() const {
+  return std::max(options_.small_expand_sms / window_.world, 1u) * window_.world;
+}
+
 device::EpSmallExpandedParams Core::small_expanded(const device::EpSmallParams& p,
                                                    const Handle::State& h,
                                                    const Expanded& to) const {
@@ -123,7 +128,7 @@ device::EpSmallExpandedParams Core::small_expanded(const device::EpSmallParams& 
   q.grouping = grouping_of(slot);
   q.grouping.weights = h.weights ? slot.place_weights() : nullptr;
   q.to = expanded_of({h.rank, p.output.row_bytes, p.output.scale_bytes, h.weights}, to);
-  q.copy_blocks = std::max(options_.small_expand_sms / window_.world, 1u) * window_.world;
+  q.copy_blocks = few_copy_blocks();
   q.parts = device::ceil_div(p.output.row_bytes, device::kEpSmallCopyStageBytes);
   q.part_bytes = device::ep_part_bytes(p.output.row_bytes, q.parts);
   return q;

@@ -117,6 +117,12 @@ class Style(Tree):
         self.assertEqual(code, 1)
         self.assertIn("SPDX", output)
 
+    def test_a_merge_left_half_done_is_an_error(self):
+        for mark in ("<" * 7 + " HEAD", ">" * 7 + " other"):
+            code, output = self.style("src/base/a.cpp", PARAGRAPH + mark + "\n")
+            self.assertEqual(code, 1)
+            self.assertIn("a.cpp:3: a merge left half done", output)
+
     def test_long_function_and_file_warn(self):
         body = PARAGRAPH + "void f() {\n" + "  g();\n" * 70 + "}\n"
         code, output = self.style("src/base/a.cpp", body)

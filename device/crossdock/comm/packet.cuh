@@ -17,9 +17,6 @@
 namespace crossdock::device {
 
 inline constexpr u32 kPacketWords = 2;
-CROSSDOCK_HOST_DEVICE constexpr u32 packets_of(u32 words) {
-  return ceil_div(words, kPacketWords);
-}
 
 using Packet = ptx::U64x2;  // two epoch words
 CROSSDOCK_HOST_DEVICE constexpr bool packet_is_of(const Packet& packet, u32 epoch) {

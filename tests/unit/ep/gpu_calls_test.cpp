@@ -86,6 +86,14 @@ TEST_F(EpGpuCalls, MoreBlocksThanRunAtOnceAreRefused) {
   many.dispatch_sms = 100;
   many.expand_sms = 40;
   refuse(many, "dispatch_sms + expand_sms makes 140 blocks");
+  many.dispatch_sms = 132;
+  many.expand_sms = kAutoSms;
+  refuse(many, "dispatch_sms + expand_sms makes");
+  many = {};
+  many.small_tokens = kTokens;
+  many.expert_alignment = 4;
+  many.small_expand_sms = 130;
+  refuse(many, "small_sms + small_expand_sms makes 140 blocks");
 }
 
 // A member of two whose other seat nobody has taken.
