@@ -53,8 +53,7 @@ Result<> check_group(const ep::Options& group, const LayerOptions& layer) {
   if (scaled(layer) && group.expert_alignment % 4 != 0)
     return invalid_argument(
         fmt::format("moe layer: the group was made with expert_alignment = {}: rows with scales "
-                    "need a multiple "
-                    "of 4, as group_options() gives it",
+                    "need a multiple of 4, as group_options() gives it",
                     group.expert_alignment));
   if (group.slots == 0)
     return invalid_argument(

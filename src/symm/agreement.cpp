@@ -163,8 +163,7 @@ Result<> check_devices(const Proposals& all) {
       if (fresh || first.share_gpus != 0) continue;
       return invalid_argument(fmt::format(
           "rank {} and rank {} are on the same GPU, {}: every rank needs a GPU of its own (with "
-          "CUDA_VISIBLE_DEVICES, devices of each process count from 0), or symm.share_gpus = "
-          "true "
+          "CUDA_VISIBLE_DEVICES, devices of each process count from 0), or symm.share_gpus = true "
           "for tests",
           found->second, r.rank, r.device));
     }
