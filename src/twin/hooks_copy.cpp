@@ -1,7 +1,7 @@
 // The hooks for cp.async: copies of single threads. The destination holds NaN until the thread has
 // waited for the copy's group, which is when it takes effect: as late as is legal. Issuing counts
-// as
-// the write for the checks of shared memory. SPDX-License-Identifier: Apache-2.0
+// as the write for the checks of shared memory.
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
@@ -58,18 +58,14 @@ void copy_async_commit(Site site) {
 }
 
 void copy_async_wait(unsigned pending, Site site) {
-  for (;;) {
-    std::vector<PendingCopy> group;
-    {
-      Here here(site);
-      Runtime::Internal internal(here.runtime);
-      FiberExtra& extra = here.extra();
-      if (extra.copies.size() <= pending) return;
-      group = std::move(extra.copies.front());
-      extra.copies.erase(extra.copies.begin());
-    }
-    for (const PendingCopy& copy : group)
+  Here here(site);
+  FiberExtra& extra = here.extra();
+  while (extra.copies.size() > pending) {
+    // They stay where they are: a violation does not return, and other threads run meanwhile.
+    for (const PendingCopy& copy : extra.copies.front())
       land(copy, site);
+    Runtime::Internal internal(here.runtime);
+    extra.copies.erase(extra.copies.begin());
   }
 }
 
