@@ -70,7 +70,7 @@ TEST(SymmKernels, TheSuiteSeesAWrongWord) {
   // A stray write while the rows are pushed: into what rank 0 would have sent to itself.
   u32* word = f.group->rank(0).at<u32>(f.areas.rows.destination) + 5 * 12 + 7;
   ASSERT_TRUE(f.group->twin()
-                  ->launch_body({.rank = 0, .stream = 1, .block = 32, .name = "stray"},
+                  ->launch_body({.rank = 0, .stream = 1, .block = 1, .name = "stray"},
                                 [word] { *word = 42; })
                   .ok());
   const auto pushed = f.suite->push_rows(soon());
