@@ -120,10 +120,15 @@ class Program {
 
 class Nvrtc final : public Compiler {
  public:
-  Nvrtc(const Table& table, std::string location, std::string version, std::vector<int> archs)
+  struct Version {
+    int major = 0;
+    int minor = 0;
+  };
+  Nvrtc(const Table& table, std::string location, Version version, std::vector<int> archs)
       : nvrtc_(table),
         location_(std::move(location)),
-        id_(fmt::format("nvrtc {} {}", version, kStandardFlag)),
+        version_(version),
+        id_(fmt::format("nvrtc {}.{} {}", version.major, version.minor, kStandardFlag)),
         archs_(std::move(archs)) {}
 
   [[nodiscard]] const std::string& id() const override { return id_; }
@@ -140,6 +145,7 @@ class Nvrtc final : public Compiler {
 
   Table nvrtc_;
   std::string location_;
+  Version version_;
   std::string id_;
   std::vector<int> archs_;
 };
@@ -187,8 +193,13 @@ Result<void> Nvrtc::create(Program& program, const CompileRequest& request) cons
 // Compiles and returns the log.
 Result<std::string> Nvrtc::run(const Program& program, const KernelSpec& spec) const {
   const std::string arch = "--gpu-architecture=" + spec.arch();
-  const char* const options[] = {kStandardFlag, arch.c_str(), "--ptxas-options=-v"};
-  const int status = nvrtc_.nvrtcCompileProgram(program.handle, std::size(options), options);
+  std::vector<const char*> options{kStandardFlag, arch.c_str(), "--ptxas-options=-v"};
+  // Since 12.9 code may come out of the driver's cache: the log is then silent about registers and
+  // spills. Ours (cache.hpp) keeps them.
+  if (version_.major > 12 || (version_.major == 12 && version_.minor >= 9))
+    options.push_back("--no-cache");
+  const int status =
+      nvrtc_.nvrtcCompileProgram(program.handle, static_cast<int>(options.size()), options.data());
   std::size_t bytes = 0;
   std::string log;
   if (nvrtc_.nvrtcGetProgramLogSize(program.handle, &bytes) == kSuccess) {
@@ -253,14 +264,13 @@ Result<std::vector<int>> supported_archs(const Table& nvrtc) {
 Result<std::unique_ptr<Compiler>> open_nvrtc(const CompilerOptions& options) {
   CROSSDOCK_TRY(library, open_library(options));
   CROSSDOCK_TRY(table, resolve(library));
-  int major = 0;
-  int minor = 0;
-  if (table.nvrtcVersion(&major, &minor) != kSuccess)
+  Nvrtc::Version version;
+  if (table.nvrtcVersion(&version.major, &version.minor) != kSuccess)
     return make_error(Code::kUnsupported,
                       fmt::format("{} does not tell its version", library.path));
   CROSSDOCK_TRY(archs, supported_archs(table));
-  return std::unique_ptr<Compiler>(std::make_unique<Nvrtc>(
-      table, library.path, fmt::format("{}.{}", major, minor), std::move(archs)));
+  return std::unique_ptr<Compiler>(
+      std::make_unique<Nvrtc>(table, library.path, version, std::move(archs)));
 }
 
 }  // namespace crossdock::jit

@@ -67,6 +67,20 @@ TEST_F(RealCompilers, NvrtcColdAndWarm) {
   EXPECT_LT(warm.milliseconds, 1'000);
 }
 
+// NVRTC keeps code in the driver's cache where there is a driver, and what comes from there has no
+// log.
+TEST_F(RealCompilers, NvrtcTellsTheRegistersEveryTime) {
+  OPEN_OR_SKIP(nvrtc, open_nvrtc({}));
+  constexpr const char* kText =
+      "namespace crossdock::device {\nstruct FillConfig { unsigned threads; };\n"
+      "template <FillConfig c> __global__ void fill(unsigned* p) { *p = c.threads; }\n}\n";
+  for (int time = 0; time < 3; ++time) {
+    const auto compiled = compile_text(nvrtc, kText, fill_spec());
+    ASSERT_TRUE(compiled.ok()) << compiled.error().describe();
+    EXPECT_GT(compiled->use.registers, 0) << "time " << time;
+  }
+}
+
 TEST_F(RealCompilers, NvrtcSaysWhereTheSourceIsWrong) {
   OPEN_OR_SKIP(nvrtc, open_nvrtc({}));
   const auto broken = compile_text(nvrtc, kBroken, fill_spec());
