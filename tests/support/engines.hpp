@@ -27,7 +27,8 @@ inline Deadline soon() {
   return Deadline::in(20s);
 }
 
-// An engine whose peers reach it by these transports; "auto" for the best.
+// An engine whose peers reach it by these transports; "auto" for the best. Memory that it registers
+// is declared before it: its threads may still read when the last transfer has been delivered.
 inline Engine make_engine(const std::string& transports = "auto", EngineOptions options = {}) {
   options.config.emplace("transport.enabled", transports);
   options.config.emplace("log.level", "warn");

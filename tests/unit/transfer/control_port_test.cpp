@@ -30,8 +30,8 @@ std::string read_all(int fd, Deadline deadline) {
 
 // A connection and a transfer still work.
 void expect_serves(Engine& target) {
-  auto source = make_engine("tcp");
   std::vector<std::byte> a(64), b(64);
+  auto source = make_engine("tcp");
   auto local = source.register_memory(a.data(), 64).value();
   auto remote = target.register_memory(b.data(), 64).value();
   const auto begin = std::chrono::steady_clock::now();
@@ -170,9 +170,9 @@ TEST(ControlPort, TheSameKeyOpens) {
 }
 
 TEST(ControlPort, AWrongMissingOrUnaskedKeyIsDenied) {
+  std::vector<std::byte> memory(64);
   auto locked = make_engine("tcp", with_key("right"));
   auto open_door = make_engine("tcp");
-  std::vector<std::byte> memory(64);
   auto region = locked.register_memory(memory.data(), 64, {.label = "hidden label"}).value();
   EXPECT_EQ(make_engine("tcp", with_key("wrong")).open(locked.name(), soon()).code(),
             Code::kDenied);
@@ -184,8 +184,8 @@ TEST(ControlPort, AWrongMissingOrUnaskedKeyIsDenied) {
 }
 
 TEST(ControlPort, WithoutTheKeyNothingIsRevealed) {
-  auto locked = make_engine("tcp", {.name = "engine-name", .config = {{"control.secret", "k"}}});
   std::vector<std::byte> memory(64);
+  auto locked = make_engine("tcp", {.name = "engine-name", .config = {{"control.secret", "k"}}});
   auto region = locked.register_memory(memory.data(), 64, {.label = "hidden label"}).value();
   const auto fd = connect_to(locked);
   const auto hello = wire::encode_frame(wire::Hello{.engine_name = "thief"}).value();

@@ -52,9 +52,9 @@ TEST_P(EnduranceOver, ConnectCyclesLeakNothing) {
 #else
   constexpr int kCycles = 1000;
 #endif
+  std::vector<std::byte> a(4096), b(4096);
   auto target = make_engine(GetParam());
   auto source = make_engine(GetParam());
-  std::vector<std::byte> a(4096), b(4096);
   auto local = source.register_memory(a.data(), 4096).value();
   auto remote = target.register_memory(b.data(), 4096).value();
   const Request request{Op::kWrite, a.data(), address_of(remote), 4096};
@@ -168,8 +168,8 @@ TEST(Endurance, NoAllocationPerSliceInSteadyState) {
   GTEST_SKIP() << "the sanitizer owns operator new";
 #endif
   constexpr std::size_t kSlices = 4096;
-  auto engine = make_engine("loopback");
   std::vector<std::byte> memory(2 * kSlices * 128);
+  auto engine = make_engine("loopback");
   auto region = engine.register_memory(memory.data(), memory.size()).value();
   auto self = engine.open(engine.name(), soon()).value();
   std::vector<Request> batch;

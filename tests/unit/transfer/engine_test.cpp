@@ -183,9 +183,9 @@ TEST_P(EngineOver, ABadRequestRefusesTheWholeBatch) {
 }
 
 TEST_P(EngineOver, RegionAccessIsObeyed) {
+  std::vector<std::byte> a(4096), readable(4096), hidden(4096);
   auto source = make_engine(GetParam());
   auto target = make_engine(GetParam());
-  std::vector<std::byte> a(4096), readable(4096), hidden(4096);
   auto local = source.register_memory(a.data(), a.size()).value();
   auto read_only =
       target.register_memory(readable.data(), 4096, {.access = Access::kRemoteRead}).value();
@@ -204,8 +204,8 @@ TEST_P(EngineOver, RegionAccessIsObeyed) {
 }
 
 TEST_P(EngineOver, ARegionRegisteredLaterIsAnnounced) {
-  Pair pair(GetParam(), 4096);
   std::vector<std::byte> later(4096);
+  Pair pair(GetParam(), 4096);
   auto region = pair.target.register_memory(later.data(), 4096, {.label = "later"}).value();
   const auto found = pair.peer.region("later", soon()).value();
   EXPECT_EQ(found.address, address_of(region));
@@ -232,8 +232,8 @@ TEST_P(EngineOver, AReleasedRegionIsRefusedEverywhere) {
 }
 
 TEST(Engine, LoopbackReachesItself) {
-  auto engine = make_engine();
   std::vector<std::byte> memory(8192);
+  auto engine = make_engine();
   auto region = engine.register_memory(memory.data(), memory.size()).value();
   auto self = engine.open(engine.name(), soon()).value();
   EXPECT_EQ(self.transport(), "loopback");
@@ -254,8 +254,8 @@ TEST(Engine, AnEmptyBatchIsDeliveredAtOnce) {
 }
 
 TEST(Engine, RegistrationMistakesHaveSentences) {
-  auto engine = make_engine("shm");
   std::vector<std::byte> memory(8192);
+  auto engine = make_engine("shm");
   EXPECT_EQ(engine.register_memory(nullptr, 10).code(), Code::kInvalidArgument);
   EXPECT_EQ(engine.register_memory(memory.data(), 0).code(), Code::kInvalidArgument);
   auto region = engine.register_memory(memory.data(), 4096).value();
@@ -304,9 +304,9 @@ TEST(Engine, APortInUseIsNamed) {
 }
 
 TEST(Engine, Ipv6Works) {
+  std::vector<std::byte> a(64), b(64);
   auto target = make_engine("tcp", {.listen = "[::1]:0"});
   auto source = make_engine("tcp");
-  std::vector<std::byte> a(64), b(64);
   auto local = source.register_memory(a.data(), 64).value();
   auto remote = target.register_memory(b.data(), 64).value();
   auto peer = source.open(target.name(), soon()).value();
@@ -385,8 +385,8 @@ TEST_P(EngineOver, APeerThatClosesIsLostByName) {
 }
 
 TEST_P(EngineOver, ARestartedPeerIsNotTakenForTheOldOne) {
-  auto source = make_engine(GetParam());
   std::vector<std::byte> a(4096), b(4096), c(4096);
+  auto source = make_engine(GetParam());
   auto local = source.register_memory(a.data(), 4096).value();
   std::string address;
   std::optional<Peer> old;

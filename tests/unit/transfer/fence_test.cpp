@@ -85,9 +85,9 @@ TEST_P(FenceOver, ANameThatNobodyHereBearsProvesNothing) {
 }
 
 TEST_P(FenceOver, OthersOfTheEngineGoOn) {
+  std::vector<std::byte> bytes(64);
   Pair pair(GetParam(), 4096);
   auto other = make_engine(GetParam());
-  std::vector<std::byte> bytes(64);
   auto local = other.register_memory(bytes.data(), bytes.size()).value();
   auto peer = other.open(pair.target.name(), soon()).value();
   ASSERT_TRUE(pair.target.fence_instance(pair.source.instance(), soon()).ok());

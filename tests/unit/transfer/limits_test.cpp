@@ -79,9 +79,9 @@ TEST(Limits, TransfersOpenNoConnections) {
 // once, and neither load nor failures nor more handles add to them.
 TEST(Limits, ConnectionsToAPeerAreFixedWhateverTheLoad) {
   constexpr std::size_t kThreads = 32, kEach = 64 << 10, kLinks = 3;
+  std::vector<std::byte> from(kThreads * kEach), to(kThreads * kEach);
   auto target = make_engine("tcp");
   auto source = make_engine("tcp");
-  std::vector<std::byte> from(kThreads * kEach), to(kThreads * kEach);
   auto local = source.register_memory(from.data(), from.size()).value();
   auto remote = target.register_memory(to.data(), to.size()).value();
   const std::size_t before = open_sockets();

@@ -62,9 +62,9 @@ TEST_P(PeerNames, OneNameGoesTheOtherStays) {
 TEST_P(PeerNames, ThreadsThatOpenAtOnceShareOnePeer) {
   constexpr std::size_t kThreads = 12;
   for (int round = 0; round < 5; ++round) {
+    std::vector<std::byte> a(4096), b(4096);
     auto target = make_engine(GetParam());
     auto source = make_engine(GetParam());
-    std::vector<std::byte> a(4096), b(4096);
     auto local = source.register_memory(a.data(), a.size()).value();
     auto remote = target.register_memory(b.data(), b.size()).value();
     std::vector<std::optional<Peer>> peers(kThreads);

@@ -19,8 +19,8 @@ double cpu_seconds(clockid_t whose) {
 // CPU time of one submission of `n` requests, each from and to regions of its own; the least of
 // three.
 double submit_seconds(std::size_t n) {
-  auto engine = make_engine("loopback");
   std::vector<std::byte> memory(2 * n * 64);
+  auto engine = make_engine("loopback");
   std::vector<transfer::MemoryRange> ranges;
   for (std::size_t i = 0; i < 2 * n; ++i)
     ranges.push_back({memory.data() + i * 64, 64});

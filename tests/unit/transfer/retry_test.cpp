@@ -12,6 +12,9 @@ namespace {
 // requests: nothing is dialled again, and transfers to its other regions notice nothing.
 TEST(Retry, ARefusalIsNoFaultOfTheRails) {
   constexpr std::size_t kBytes = 8u << 20;
+  constexpr std::size_t kPiece = 1u << 20;
+  constexpr std::size_t kPieces = 48;
+  std::vector<std::byte> memory(kPieces * kPiece);
   Pair pair("tcp", 2 * kBytes);
   std::atomic<bool> stop{false};
   std::atomic<int> delivered{0};
@@ -22,9 +25,6 @@ TEST(Retry, ARefusalIsNoFaultOfTheRails) {
       delivered.fetch_add(1);
     }
   });
-  constexpr std::size_t kPiece = 1u << 20;
-  constexpr std::size_t kPieces = 48;
-  std::vector<std::byte> memory(kPieces * kPiece);
   for (int round = 0; round < 12; ++round) {
     auto region =
         pair.target.register_memory(memory.data(), memory.size(), {.label = std::to_string(round)})
@@ -76,9 +76,9 @@ TEST(Retry, FallbackGoesOnByTheNextTransportAndIsCounted) {
   EngineOptions options{.config = {{"transport.faulty.fail_ppm", "1000000"},
                                    {"transfer.max_retries", "1"},
                                    {"transfer.fallback", "true"}}};
+  std::vector<std::byte> a(1 << 20), b(1 << 20);
   auto target = make_engine("shm,tcp");
   auto source = make_engine("faulty+shm,tcp", std::move(options));
-  std::vector<std::byte> a(1 << 20), b(1 << 20);
   auto local = source.register_memory(a.data(), a.size()).value();
   auto remote = target.register_memory(b.data(), b.size()).value();
   auto peer = source.open(target.name(), soon()).value();
@@ -98,9 +98,9 @@ TEST(Retry, FallbackGoesOnByTheNextTransportAndIsCounted) {
 TEST(Retry, WithoutFallbackTheOtherTransportIsNotTried) {
   EngineOptions options{
       .config = {{"transport.faulty.fail_ppm", "1000000"}, {"transfer.max_retries", "1"}}};
+  std::vector<std::byte> a(4096), b(4096);
   auto target = make_engine("shm,tcp");
   auto source = make_engine("faulty+shm,tcp", std::move(options));
-  std::vector<std::byte> a(4096), b(4096);
   auto local = source.register_memory(a.data(), a.size()).value();
   auto remote = target.register_memory(b.data(), b.size()).value();
   auto peer = source.open(target.name(), soon()).value();

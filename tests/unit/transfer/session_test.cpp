@@ -49,6 +49,7 @@ TEST_P(SessionOver, OneOfTwoSessionsOfAnEngineEnds) {
 TEST_P(SessionOver, RegistrationsWhilePeersOpen) {
   constexpr std::size_t kRegions = 1500, kBytes = 256;
   std::vector<std::byte> memory(kRegions * kBytes);
+  alignas(transfer::kRegionAlignment) std::byte last{};
   auto target = make_engine(GetParam());
   std::atomic<bool> stop{false};
   std::size_t registered = 0;
@@ -68,7 +69,6 @@ TEST_P(SessionOver, RegistrationsWhilePeersOpen) {
   }
   stop = true;
   registering.join();
-  alignas(transfer::kRegionAlignment) std::byte last{};
   auto marker = target.register_memory(&last, 1, {.label = "last"}).value();
   for (const auto& peer : peers) {
     ASSERT_TRUE(peer.region("last", soon()).ok()) << "alive " << peer.alive();

@@ -20,9 +20,9 @@ EngineOptions named(const std::string& name, const std::string& store) {
 }
 
 void expect_reaches(const std::string& store) {
+  std::vector<std::byte> a(64), b(64);
   auto target = make_engine("tcp", named("decode-0", store));
   auto source = make_engine("tcp", named("prefill-0", store));
-  std::vector<std::byte> a(64), b(64);
   auto local = source.register_memory(a.data(), 64).value();
   auto remote = target.register_memory(b.data(), 64).value();
   auto peer = source.open("decode-0", soon());
