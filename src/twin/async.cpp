@@ -257,7 +257,7 @@ bool AsyncEngine::step_mma(AsyncOp& op) {
     AsTsanFiber agent(mma.tsan_agent);
     tsan::acquire(&mma.tokens[0]);
     const OperandRanges operands = operand_ranges(mma);
-    for (std::uint32_t i = 0; i < operands.count; ++i)
+    for (std::uint32_t i = 0; i < operands.count && !mma.unordered; ++i)
       tsan::read(op.cta->shared + operands.range[i].offset, operands.range[i].bytes);
     tsan::release(&group.completed);
   }

@@ -60,6 +60,7 @@ struct MmaOp {
   std::vector<std::uint32_t> a_registers;  // 4 a thread
   std::vector<std::uint64_t> shadow_reads;
   std::array<char, 2> tokens{};  // TSan: issue, completion
+  bool unordered = false;        // a thread that issued it is
   void* tsan_agent = nullptr;
 };
 struct Warpgroup {

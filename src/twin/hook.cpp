@@ -3,6 +3,7 @@
 #include "twin/hook.hpp"
 
 #include <fmt/format.h>
+#include <utility>
 
 namespace crossdock::twin {
 
@@ -104,6 +105,11 @@ void spin(const char* what, Site site) {
   else
     here.fiber.note = {what, site, 0, 0};
   here.runtime.park_or_yield(here.fiber);
+}
+
+void unordered_from_here(Site site) {
+  Fiber& fiber = Here(site).fiber;
+  if (!std::exchange(fiber.unordered, true)) tsan::ignore_begin();
 }
 
 // Kernels of a stream start when the one before has ended, so what a dependent kernel waits for has

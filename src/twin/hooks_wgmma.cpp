@@ -99,6 +99,7 @@ void issue(Here& here, const MmaCall& call) {
     AsTsanFiber caller(here.fiber.tsan_fiber);
     tsan::release(&mma.tokens[0]);
   }
+  mma.unordered |= here.fiber.unordered;
   if (++mma.arrived < 128) return;
   AsyncOp op;
   op.kind = AsyncOp::Kind::kMma;

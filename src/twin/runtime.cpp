@@ -165,6 +165,7 @@ void Runtime::retire_tsan_fibers(Stream& stream) {
     if (fiber.tsan_fiber == nullptr) continue;
     {
       AsTsanFiber thread(fiber.tsan_fiber);
+      if (fiber.unordered) tsan::ignore_end();
       tsan::release(&kernel_ended_);
     }
     tsan::acquire(&kernel_ended_);

@@ -24,6 +24,8 @@ void __tsan_acquire(void* addr);
 void __tsan_release(void* addr);
 void __tsan_read_range(void* addr, unsigned long size);
 void __tsan_write_range(void* addr, unsigned long size);
+void __tsan_ignore_thread_begin(void);
+void __tsan_ignore_thread_end(void);
 }
 #endif
 
@@ -71,6 +73,13 @@ inline void read(const void* p, std::size_t n) {
 inline void write(const void* p, std::size_t n) {
   __tsan_write_range(const_cast<void*>(p), n);
 }
+// Accesses of the current fiber are not looked at in between; a fiber must not end in between.
+inline void ignore_begin() {
+  __tsan_ignore_thread_begin();
+}
+inline void ignore_end() {
+  __tsan_ignore_thread_end();
+}
 #else
 inline void* current() {
   return nullptr;
@@ -84,6 +93,8 @@ inline void acquire(const void*) {}
 inline void release(const void*) {}
 inline void read(const void*, std::size_t) {}
 inline void write(const void*, std::size_t) {}
+inline void ignore_begin() {}
+inline void ignore_end() {}
 #endif
 }  // namespace tsan
 

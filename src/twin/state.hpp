@@ -108,6 +108,7 @@ struct alignas(64) Fiber {
   std::array<const void*, 6> tsan_relaxed{};  // words read relaxed since the last fence
   std::uint32_t tsan_relaxed_next = 0;
   bool tsan_release_fence = false;
+  bool unordered = false;  // goes on after a wait that it has given up: TSan looks away
 };
 
 // One rendezvous of lanes. Lanes with disjoint masks may meet at the same time, so a warp has as

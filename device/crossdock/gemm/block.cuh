@@ -134,6 +134,8 @@ struct GemmBlock {
       }
       ptx::fence_mbarrier_init();
     }
+    // After a fault a math warp may read a record that was never written: it has no rows.
+    if (thread_index() < kGemmRecords) ptx::st_shared(record(thread_index()), U32x4{0, 0, 0, 0});
     if (kConfig.fp4 && thread_index() < kFp4Shifts)
       reinterpret_cast<u64*>(fp4_table())[thread_index()] =
           fp4_codes(kFp4SmallestShift + static_cast<i32>(thread_index()));
@@ -173,7 +175,8 @@ struct GemmBlock {
   CROSSDOCK_DEVICE void wait_short(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     for (u32 turn = 1; !ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE); ++turn) {
       ptx::spin("stage" CROSSDOCK_PASS_SITE);
-      if (turn % kTurnsPerCheck == 0 && aborted(p.common CROSSDOCK_PASS_SITE)) return;
+      if (turn % kTurnsPerCheck == 0 && aborted(p.common CROSSDOCK_PASS_SITE))
+        return ptx::unordered_from_here(CROSSDOCK_PASS_SITE_ONLY);
     }
   }
 };

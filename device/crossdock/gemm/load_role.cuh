@@ -62,6 +62,7 @@ struct GemmTileLoader {
   }
   // The math warps store nothing more, and no load is on its way when the block has ended.
   CROSSDOCK_DEVICE void give_up() const {
+    ptx::unordered_from_here();  // they may be reading the records
     for (u32 i = 0; i < kGemmRecords; ++i)
       ptx::st_shared(Block::record(i), U32x4{0, 0, 0, 0});
     for (u32 s = 0; s < kConfig.stages; ++s)

@@ -63,6 +63,9 @@ CROSSDOCK_DEVICE void nanosleep(u32 ns) {
 // Called once in every turn of a polling loop. Nothing on the GPU; in the twin the thread sleeps
 // until a value it polled changes, and `what` names the wait in reports.
 CROSSDOCK_DEVICE void spin(const char*) {}
+// Called by a thread that has given up a wait after a fault and yet goes on to its end, on whatever
+// the memory holds. Nothing on the GPU; in the twin its races are no longer reported.
+CROSSDOCK_DEVICE void unordered_from_here() {}
 
 // Dependent launch: `wait` returns when the kernels before this one in the stream have finished and
 // their writes are visible; `launch` lets the next kernel start its prologue.
@@ -106,6 +109,9 @@ CROSSDOCK_DEVICE void nanosleep(u32 ns CROSSDOCK_SITE) {
 }
 CROSSDOCK_DEVICE void spin(const char* what CROSSDOCK_SITE) {
   twin::hooks::spin(what, site);
+}
+CROSSDOCK_DEVICE void unordered_from_here(CROSSDOCK_SITE_ONLY) {
+  twin::hooks::unordered_from_here(site);
 }
 
 CROSSDOCK_DEVICE void grid_dependency_wait(CROSSDOCK_SITE_ONLY) {

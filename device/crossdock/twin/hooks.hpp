@@ -202,6 +202,9 @@ void nanosleep(std::uint32_t ns, Site site);
 // Call once in every turn of a polling loop: the fiber sleeps until something it has read since the
 // last call changes. `what` names the wait in reports ("grid sync", "peer barrier"); a literal.
 void spin(const char* what, Site site);
+// The calling thread has given up a wait after a fault and goes on to its end: what it reads and
+// multiplies from here on is worth nothing, and its races are not reported.
+void unordered_from_here(Site site);
 void grid_dependency_wait(Site site);
 void grid_dependency_launch(Site site);
 [[noreturn]] void trap(const char* what, Site site);

@@ -213,6 +213,26 @@ TEST(TwinScheduler, AnOverlappingKernelWaitsBeforeItTouchesMemory) {
   EXPECT_EQ(*word, 2u);
 }
 
+// Without the call TSan reports the plain access and the load. What others do is looked at again.
+TEST(TwinScheduler, AThreadThatGaveUpAWaitMayRace) {
+  auto world = make_world(1);
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    start(*world, {.block = 64, .shared_bytes = 16}, [] {
+      auto* words = reinterpret_cast<u32*>(dynamic_shared());
+      if (thread_index() == 0) {
+        words[0] = 1;
+        st(words + 1, 1);
+      } else if (thread_index() == 32) {
+        hk::unordered_from_here(Site::here());
+        hk::unordered_from_here(Site::here());  // twice is fine
+        words[0] = 2;
+        st(words + 2, ld(words + 1));
+      }
+    });
+    ASSERT_TRUE(run(*world, schedule_of(seed)).ok());
+  }
+}
+
 TEST(TwinScheduler, AttachedMemoryBelongsToItsRank) {
   auto world = make_world(2);
   alignas(16) static u32 outside[64];
