@@ -75,6 +75,8 @@ class Control final : public FakeCuda {
     s.failures.clear();
     s.kernels.clear();
     s.held = false;
+    s.unmapped.clear();
+    advance();
     s.calls.clear();
     s.last_launch = {};
     s.peers_enabled.clear();
@@ -117,6 +119,13 @@ class Control final : public FakeCuda {
   }
   void hold_work(bool held) override {
     change([&](State& s) { s.held = held; });
+    if (!held) change([](State&) { advance(); });
+  }
+  void set_managed(const void* address) override {
+    change([&](State& s) { s.managed.insert(reinterpret_cast<DevicePtr>(address)); });
+  }
+  void set_unmapped(int device, const void* address) override {
+    change([&](State& s) { s.unmapped.insert({device, reinterpret_cast<DevicePtr>(address)}); });
   }
   void set_kernel(const std::string& kernel, FakeKernel body) override {
     change([&](State& s) { s.kernels[kernel] = std::move(body); });

@@ -1,7 +1,8 @@
 // Control of the fake CUDA driver (tests only). The fake has every function of driver_table.def.
 // Its "device memory" is host memory, so tests read it through the device address; allocations of
 // the virtual memory management are memfds and travel between processes; work on a stream runs at
-// once on the calling thread, unless work is held back. It is strict where the real driver is: a
+// once on the calling thread, unless work is held back or something before it waits for a word or
+// an event: then in a later call of the driver. It is strict where the real driver is: a
 // call without a current context, with a dead handle, or a double free fails. Thread-safe; the
 // state is per process. SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -64,8 +65,13 @@ class FakeCuda {
   virtual void set_peer_atomics(int from, int to, bool can) = 0;
   virtual void hide(const std::string& function) = 0;  // as if the driver had no such function
   virtual void fail(const FakeFailure& failure) = 0;
-  // While held, streams and events report work as unfinished.
+  // While held, streams and events report work as unfinished, and nothing that is put on a stream
+  // runs; it does when it is let go.
   virtual void hold_work(bool held) = 0;
+  // The block at `address` is managed memory until it is freed.
+  virtual void set_managed(const void* address) = 0;
+  // Kernels of the GPU cannot reach the block, or pinned memory, at `address`.
+  virtual void set_unmapped(int device, const void* address) = 0;
   // What a launch of `kernel` does; without it a launch is only recorded.
   virtual void set_kernel(const std::string& kernel, FakeKernel body) = 0;
 

@@ -53,6 +53,35 @@ AllocationState* live_allocation(AllocationHandle handle) {
                                                                            : &found->second;
 }
 
+// What the driver knows of the memory around an address.
+struct Known {
+  MemoryType type = MemoryType::kDevice;
+  int device = -1;
+  bool managed = false;
+  DevicePtr base = 0;
+  std::size_t bytes = 0;
+};
+bool find_known(DevicePtr address, Known& known) {
+  for (const auto& [base, block] : state().blocks)
+    if (address >= base && address < base + block.first) {
+      known = {MemoryType::kDevice, block.second, state().managed.count(base) != 0, base,
+               block.first};
+      return true;
+    }
+  for (const auto& [base, block] : state().pinned)
+    if (address >= base && address < base + block.bytes) {
+      known = {MemoryType::kHost, block.device, false, base, block.bytes};
+      return true;
+    }
+  for (const auto& [base, mapping] : state().mappings)
+    if (address >= base && address < base + mapping.bytes) {
+      const int device = state().allocations.at(mapping.allocation).device;
+      known = {MemoryType::kDevice, device, false, base, mapping.bytes};
+      return true;
+    }
+  return false;
+}
+
 // The name of the memfd tells which GPU's memory it is, in every process that imports it.
 std::string memory_name(int device) {
   return "fake-gpu-" + std::to_string(device);
@@ -105,6 +134,7 @@ Status cuMemFree(DevicePtr address) {
   if (found == state().blocks.end()) return Status::kInvalidValue;
   state().devices[found->second.second].used_bytes -= found->second.first;
   std::free(reinterpret_cast<void*>(address));
+  state().managed.erase(address);
   state().blocks.erase(found);
   return Status::kSuccess;
 }
@@ -122,20 +152,20 @@ Status cuMemGetAddressRange(DevicePtr* base, std::size_t* bytes, DevicePtr addre
 Status cuMemHostAlloc(void** host, std::size_t bytes, unsigned) {
   if (current_device() < 0) return Status::kInvalidContext;
   *host = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  state().pinned[*host] = bytes;
+  state().pinned[reinterpret_cast<DevicePtr>(*host)] = {bytes, current_device()};
   return Status::kSuccess;
 }
 
 Status cuMemFreeHost(void* host) {
-  if (state().pinned.erase(host) == 0) return Status::kInvalidValue;
+  if (state().pinned.erase(reinterpret_cast<DevicePtr>(host)) == 0) return Status::kInvalidValue;
   std::free(host);
   return Status::kSuccess;
 }
 
 Status cuMemHostGetDevicePointer(DevicePtr* address, void* host, unsigned) {
-  if (state().pinned.count(host) == 0 && state().registered.count(host) == 0)
-    return Status::kInvalidValue;
   *address = reinterpret_cast<DevicePtr>(host);
+  if (state().pinned.count(*address) == 0 && state().registered.count(host) == 0)
+    return Status::kInvalidValue;
   return Status::kSuccess;
 }
 
@@ -155,42 +185,46 @@ Status cuMemcpy(DevicePtr target, DevicePtr source, std::size_t bytes) {
 }
 
 Status cuMemcpyAsync(DevicePtr target, DevicePtr source, std::size_t bytes, StreamHandle stream) {
-  return submit(stream, [=] { static_cast<void>(cuMemcpy(target, source, bytes)); });
+  return submit(stream, {[=] { static_cast<void>(cuMemcpy(target, source, bytes)); }});
 }
 
 Status cuMemsetD8Async(DevicePtr target, unsigned char value, std::size_t count,
                        StreamHandle stream) {
-  return submit(stream, [=] { std::memset(reinterpret_cast<void*>(target), value, count); });
+  return submit(stream, {[=] { std::memset(reinterpret_cast<void*>(target), value, count); }});
 }
 
 Status cuMemsetD32Async(DevicePtr target, unsigned value, std::size_t count, StreamHandle stream) {
-  return submit(stream, [=] {
-    auto* const words = reinterpret_cast<unsigned*>(target);
-    for (std::size_t i = 0; i < count; ++i)
-      words[i] = value;
-  });
+  return submit(stream, {[=] {
+                  auto* const words = reinterpret_cast<unsigned*>(target);
+                  for (std::size_t i = 0; i < count; ++i)
+                    words[i] = value;
+                }});
 }
 
+// Of blocks, pinned and mapped memory; of the device pointer as well, which is the address itself.
 Status cuPointerGetAttribute(void* value, PointerAttribute attribute, DevicePtr address) {
-  DevicePtr base = 0;
-  std::size_t bytes = 0;
-  if (cuMemGetAddressRange(&base, &bytes, address) != Status::kSuccess)
-    return Status::kInvalidValue;
+  Known known;
+  if (!find_known(address, known)) return Status::kInvalidValue;
   switch (attribute) {
     case PointerAttribute::kMemoryType:
-      *static_cast<unsigned*>(value) = 2;
+      *static_cast<unsigned*>(value) = static_cast<unsigned>(known.type);
       break;
     case PointerAttribute::kDeviceOrdinal:
-      *static_cast<int*>(value) = state().blocks[base].second;
+      *static_cast<int*>(value) = known.device;
       break;
     case PointerAttribute::kIsManaged:
-      *static_cast<unsigned*>(value) = 0;
+      *static_cast<unsigned*>(value) = known.managed ? 1 : 0;
       break;
     case PointerAttribute::kRangeStart:
-      *static_cast<DevicePtr*>(value) = base;
+      *static_cast<DevicePtr*>(value) = known.base;
       break;
     case PointerAttribute::kRangeSize:
-      *static_cast<std::size_t*>(value) = bytes;
+      *static_cast<std::size_t*>(value) = known.bytes;
+      break;
+    case PointerAttribute::kDevicePointer:
+      if (current_device() < 0) return Status::kInvalidContext;
+      if (state().unmapped.count({current_device(), known.base}) != 0) return Status::kInvalidValue;
+      *static_cast<DevicePtr*>(value) = address;
       break;
     default:
       return Status::kNotSupported;

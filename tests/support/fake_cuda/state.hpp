@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,14 +21,26 @@ struct DeviceState {
   std::size_t used_bytes = 0;
   int retained = 0;  // of the primary context
 };
+// One step of a stream. `ready` false: it waits, and with it all that comes later; empty: it never
+// does.
+struct Work {
+  std::function<void()> run;
+  std::function<bool()> ready = {};
+};
 struct StreamState {
   int device = 0;
   bool capturing = false;
-  std::vector<std::function<void()>> recorded;
+  std::vector<Work> recorded;
+  std::deque<Work> queue = {};  // what has not run yet
 };
 struct EventState {
-  bool recorded = false;
+  std::uint64_t recorded = 0;  // number of its last record; 0: none
+  std::uint64_t reached = 0;   // of the last record that its stream has come to
   bool timing = false;
+};
+struct BlockState {
+  std::size_t bytes = 0;
+  int device = 0;
 };
 struct AllocationState {
   int fd = -1;
@@ -42,7 +56,7 @@ struct Mapping {
   AllocationHandle allocation;
 };
 struct GraphState {
-  std::vector<std::function<void()>> work;
+  std::vector<Work> work;
 };
 
 struct State {
@@ -63,9 +77,12 @@ struct State {
   // objects
   DeviceState devices[16];
   std::map<StreamHandle, StreamState> streams;
+  std::list<StreamState> destroyed;  // whose work is still to be done
   std::map<EventHandle, EventState> events;
   std::map<DevicePtr, std::pair<std::size_t, int>> blocks;
-  std::map<void*, std::size_t> pinned;
+  std::map<DevicePtr, BlockState> pinned;
+  std::set<DevicePtr> managed;  // blocks that are as if cuMemAllocManaged had made them
+  std::set<std::pair<int, DevicePtr>> unmapped;  // known memory that kernels of a GPU cannot reach
   std::set<void*> registered;
   std::map<AllocationHandle, AllocationState> allocations;
   std::map<DevicePtr, std::size_t> ranges;
@@ -76,6 +93,8 @@ struct State {
   std::map<GraphExecHandle, GraphState> execs;
   std::set<std::pair<int, int>> peers_enabled;
   std::uintptr_t next_id = 0x1000;
+  std::uint64_t records = 0;  // of events
+  bool advancing = false;
 };
 
 State& state();
@@ -88,8 +107,11 @@ template <class Handle>
 Handle new_handle() {
   return reinterpret_cast<Handle>(state().next_id += 16);
 }
-// Runs the work now, or records it when the stream is being captured.
-Status submit(StreamHandle stream, std::function<void()> work);
+// Runs the work as soon as it is its turn, which may be now, or records it when the stream is being
+// captured.
+Status submit(StreamHandle stream, Work work);
+// Runs all that can run.
+void advance();
 
 #define CROSSDOCK_CUDA_FUNCTION(name, version, need, parameters) Status name parameters;
 #include "cuda/driver_table.def"

@@ -1,4 +1,6 @@
-// The fake's streams, events, modules, launches and graphs. Work runs when it is submitted.
+// The fake's streams, events, modules, launches and graphs. Work of a stream runs in its order, on
+// whichever thread calls the driver once it can: at once, unless work is held or the stream waits
+// for a word or an event. The bodies of kernels alone run at the launch, whatever is before them.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
@@ -15,27 +17,62 @@ auto* find(Map& map, const Key& key) {
   return found == map.end() ? nullptr : &found->second;
 }
 
-Status finished() {
-  return state().held ? Status::kNotReady : Status::kSuccess;
+Status finished(bool done = true) {
+  return state().held || !done ? Status::kNotReady : Status::kSuccess;
 }
 
-void run(const GraphState& graph) {
-  for (const auto& work : graph.work)
-    work();
+std::uint64_t word_at(DevicePtr address) {
+  return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(address), __ATOMIC_ACQUIRE);
+}
+void write_word(DevicePtr address, std::uint64_t value) {
+  __atomic_store_n(reinterpret_cast<std::uint64_t*>(address), value, __ATOMIC_RELEASE);
+}
+
+bool can_run(const Work& work) {
+  return !work.ready || work.ready();
+}
+
+// The next step of a stream, if it may run.
+bool step(StreamState& stream) {
+  if (stream.queue.empty() || !can_run(stream.queue.front())) return false;
+  const Work work = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  work.run();
+  return true;
 }
 
 }  // namespace
 
-// Null is the legacy default stream of the current context; it is never captured.
-Status submit(StreamHandle stream, std::function<void()> work) {
+void advance() {
+  State& s = state();
+  if (s.held || std::exchange(s.advancing, true)) return;
+  for (bool any = true; any;) {
+    any = false;
+    for (auto& [handle, stream] : s.streams)
+      while (step(stream))
+        any = true;
+    for (StreamState& stream : s.destroyed)
+      while (step(stream))
+        any = true;
+    s.destroyed.remove_if([](const StreamState& stream) { return stream.queue.empty(); });
+  }
+  s.advancing = false;
+}
+
+// Null is the legacy default stream of the current context; it is never captured, and has no queue.
+Status submit(StreamHandle stream, Work work) {
   if (current_device() < 0) return Status::kInvalidContext;
   StreamState* const own = find(state().streams, stream);
   if (stream && !own) return Status::kInvalidHandle;
-  if (own && own->capturing) {
+  if (!own) {
+    if (!can_run(work)) return Status::kNotSupported;
+    work.run();
+  } else if (own->capturing) {
     own->recorded.push_back(std::move(work));
   } else {
-    work();
+    own->queue.push_back(std::move(work));
   }
+  advance();
   return Status::kSuccess;
 }
 
@@ -47,14 +84,19 @@ Status cuStreamCreateWithPriority(StreamHandle* stream, unsigned, int) {
 }
 
 Status cuStreamDestroy(StreamHandle stream) {
-  return state().streams.erase(stream) ? Status::kSuccess : Status::kInvalidHandle;
+  auto* const own = find(state().streams, stream);
+  if (!own) return Status::kInvalidHandle;
+  if (!own->queue.empty()) state().destroyed.push_back(std::move(*own));
+  state().streams.erase(stream);
+  return Status::kSuccess;
 }
 
 Status cuStreamQuery(StreamHandle stream) {
   const auto* const own = find(state().streams, stream);
   if (stream && !own) return Status::kInvalidHandle;
   if (own && own->capturing) return Status::kStreamCaptureUnsupported;
-  return finished();
+  advance();
+  return finished(!own || own->queue.empty());
 }
 
 Status cuStreamSynchronize(StreamHandle stream) {
@@ -69,8 +111,13 @@ Status cuStreamGetCtx(StreamHandle stream, ContextHandle* context) {
 }
 
 Status cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
-  if (!find(state().events, event)) return Status::kInvalidHandle;
-  return submit(stream, [] {});
+  const auto* const own = find(state().events, event);
+  if (!own) return Status::kInvalidHandle;
+  return submit(stream, {[] {},
+                         [event, record = own->recorded] {
+                           const auto* const now = find(state().events, event);
+                           return !now || now->reached >= record;
+                         }});
 }
 
 Status cuStreamIsCapturing(StreamHandle stream, CaptureStatus* status) {
@@ -103,48 +150,41 @@ Status cuStreamEndCapture(StreamHandle stream, GraphHandle* graph) {
 
 Status cuStreamWriteValue32(StreamHandle stream, DevicePtr address, std::uint32_t value, unsigned) {
   return submit(stream,
-                [=] { std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value); });
+                {[=] { std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value); }});
 }
 
 Status cuStreamWriteValue64(StreamHandle stream, DevicePtr address, std::uint64_t value, unsigned) {
-  return submit(stream,
-                [=] { std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value); });
+  return submit(stream, {[=] { write_word(address, value); }});
 }
 
-// Waits would block the calling thread here: only a word that is there already is accepted.
-Status cuStreamWaitValue32(StreamHandle, DevicePtr address, std::uint32_t value, unsigned) {
-  std::uint32_t now = 0;
-  std::memcpy(&now, reinterpret_cast<void*>(address), sizeof now);
-  return now >= value ? Status::kSuccess : Status::kNotSupported;
+Status cuStreamWaitValue32(StreamHandle stream, DevicePtr address, std::uint32_t value, unsigned) {
+  return submit(stream, {[] {},
+                         [=] {
+                           std::uint32_t now = 0;
+                           std::memcpy(&now, reinterpret_cast<void*>(address), sizeof now);
+                           return now >= value;
+                         }});
 }
 
-Status cuStreamWaitValue64(StreamHandle, DevicePtr address, std::uint64_t value, unsigned) {
-  std::uint64_t now = 0;
-  std::memcpy(&now, reinterpret_cast<void*>(address), sizeof now);
-  return now >= value ? Status::kSuccess : Status::kNotSupported;
+Status cuStreamWaitValue64(StreamHandle stream, DevicePtr address, std::uint64_t value, unsigned) {
+  return submit(stream, {[] {}, [=] { return word_at(address) >= value; }});
 }
 
-// In order; when captured, all of it runs at the replay.
 Status cuStreamBatchMemOp(StreamHandle stream, unsigned count, BatchMemOp* operations, unsigned) {
   if (count > kMostBatchMemOps) return Status::kInvalidValue;
-  const auto* const own = find(state().streams, stream);
-  const bool capturing = own && own->capturing;
   for (unsigned i = 0; i < count; ++i) {
     const BatchMemOpWord op = operations[i].word;
-    if (op.operation == BatchMemOpType::kWriteValue64) {
-      const Status status = cuStreamWriteValue64(stream, op.address, op.value, 0);
-      if (status != Status::kSuccess) return status;
-      continue;
-    }
-    std::uint64_t now = 0;
-    std::memcpy(&now, reinterpret_cast<void*>(op.address), sizeof now);
-    if (!capturing && now != op.value) return Status::kNotSupported;
+    const Status status =
+        op.operation == BatchMemOpType::kWriteValue64
+            ? cuStreamWriteValue64(stream, op.address, op.value, 0)
+            : submit(stream, {[] {}, [op] { return word_at(op.address) == op.value; }});
+    if (status != Status::kSuccess) return status;
   }
   return Status::kSuccess;
 }
 
 Status cuLaunchHostFunc(StreamHandle stream, HostFunction function, void* user_data) {
-  return submit(stream, [=] { function(user_data); });
+  return submit(stream, {[=] { function(user_data); }});
 }
 
 Status cuEventCreate(EventHandle* event, unsigned flags) {
@@ -161,14 +201,19 @@ Status cuEventDestroy(EventHandle event) {
 Status cuEventRecord(EventHandle event, StreamHandle stream) {
   auto* const own = find(state().events, event);
   if (!own) return Status::kInvalidHandle;
-  own->recorded = true;
-  return submit(stream, [] {});
+  const auto* const on = find(state().streams, stream);
+  if (on && on->capturing) return Status::kSuccess;
+  own->recorded = ++state().records;
+  return submit(stream, {[event, record = own->recorded] {
+                  if (auto* const now = find(state().events, event)) now->reached = record;
+                }});
 }
 
 Status cuEventQuery(EventHandle event) {
   const auto* const own = find(state().events, event);
   if (!own) return Status::kInvalidHandle;
-  return own->recorded ? finished() : Status::kSuccess;
+  advance();
+  return own->recorded != 0 ? finished(own->reached >= own->recorded) : Status::kSuccess;
 }
 
 Status cuEventSynchronize(EventHandle event) {
@@ -178,7 +223,7 @@ Status cuEventSynchronize(EventHandle event) {
 Status cuEventElapsedTime(float* milliseconds, EventHandle start, EventHandle end) {
   const auto* const a = find(state().events, start);
   const auto* const b = find(state().events, end);
-  if (!a || !b || !a->timing || !b->timing || !a->recorded || !b->recorded)
+  if (!a || !b || !a->timing || !b->timing || a->recorded == 0 || b->recorded == 0)
     return Status::kInvalidHandle;
   *milliseconds = 0.5F;
   return finished();
@@ -253,7 +298,7 @@ Status cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function, voi
   const auto* const stream = find(state().streams, config->stream);
   if (config->stream && !stream) return Status::kInvalidHandle;
   // The sizes of the parameters are not known here, so a captured launch cannot be replayed.
-  if (stream && stream->capturing) return submit(config->stream, [] {});
+  if (stream && stream->capturing) return submit(config->stream, {[] {}});
   if (const auto* const body = find(state().kernels, *name)) (*body)(*config, parameters);
   return Status::kSuccess;
 }
@@ -287,7 +332,9 @@ Status cuGraphUpload(GraphExecHandle exec, StreamHandle) {
 Status cuGraphLaunch(GraphExecHandle exec, StreamHandle stream) {
   const auto* const own = find(state().execs, exec);
   if (!own) return Status::kInvalidHandle;
-  return submit(stream, [work = *own] { run(work); });
+  for (const Work& work : own->work)
+    if (const Status status = submit(stream, work); status != Status::kSuccess) return status;
+  return Status::kSuccess;
 }
 
 Status cuGraphDestroy(GraphHandle graph) {

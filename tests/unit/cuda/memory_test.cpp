@@ -70,7 +70,16 @@ TEST_F(Memory, WordsAreWrittenAndWaitedForInOrder) {
   ASSERT_TRUE(words_async(stream, ops).ok());
   EXPECT_EQ(fake_->calls("cuStreamBatchMemOp"), 3);
   EXPECT_EQ(words[299], 300u);
-  EXPECT_FALSE(words_async(stream, std::vector<WordOp>{{WordOp::Kind::kWait, words, 2}}).ok());
+  // Until the word is there, nothing that comes later happens, whichever stream writes it.
+  const Stream other = Stream::create(ctx).value();
+  ASSERT_TRUE(words_async(stream, std::vector<WordOp>{{WordOp::Kind::kWait, words, 2},
+                                                      {WordOp::Kind::kWrite, words + 1, 77}})
+                  .ok());
+  EXPECT_FALSE(*stream.idle());
+  EXPECT_EQ(words[1], 2u);
+  ASSERT_TRUE(write_value_async(other, device_ptr(words), 2).ok());
+  EXPECT_TRUE(*stream.idle());
+  EXPECT_EQ(words[1], 77u);
 }
 
 TEST_F(Memory, RegisteringTwiceIsRefusedAndEndsWithTheObject) {
