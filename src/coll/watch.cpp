@@ -13,8 +13,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kOneAccess = 2s;  // a copy of a word by a stream that does nothing else
-
 class CpuWords final : public Words {
  public:
   Result<> read(void* to, const void* from, u64 bytes) override { return move(to, from, bytes); }
@@ -33,37 +31,54 @@ class CpuWords final : public Words {
   }
 };
 
+// All accesses go through one buffer. One that ends at its deadline is still under way in it: reads
+// come after that one anyway, writes wait for it before they put anything there.
 class GpuWords final : public Words {
  public:
-  GpuWords(cuda::Stream stream, cuda::PinnedMemory pinned)
-      : stream_(std::move(stream)), pinned_(std::move(pinned)) {}
+  GpuWords(cuda::Stream stream, cuda::PinnedMemory pinned, std::chrono::nanoseconds one_access)
+      : stream_(std::move(stream)), pinned_(std::move(pinned)), one_access_(one_access) {}
   Result<> read(void* to, const void* from, u64 bytes) override {
-    CROSSDOCK_CHECK_OK(cuda::copy_async(pinned_.device(), cuda::device_ptr(from), bytes, stream_));
-    CROSSDOCK_CHECK_OK(stream_.synchronize(Deadline::in(kOneAccess)));
+    CROSSDOCK_CHECK_OK(copy(pinned_.device(), cuda::device_ptr(from), bytes));
     std::memcpy(to, pinned_.host(), bytes);
     return {};
   }
   Result<> write(void* to, const void* from, u64 bytes) override {
+    CROSSDOCK_CHECK_OK(finish(Deadline::in(one_access_)));
     std::memcpy(pinned_.host(), from, bytes);
-    CROSSDOCK_CHECK_OK(cuda::copy_async(cuda::device_ptr(to), pinned_.device(), bytes, stream_));
-    return stream_.synchronize(Deadline::in(kOneAccess));
+    return copy(cuda::device_ptr(to), pinned_.device(), bytes);
+  }
+  Result<> finish(Deadline deadline) override {
+    if (!busy_) return {};
+    CROSSDOCK_CHECK_OK(stream_.synchronize(deadline));
+    busy_ = false;
+    return {};
   }
 
  private:
+  Result<> copy(cuda::DevicePtr to, cuda::DevicePtr from, u64 bytes) {
+    busy_ = true;
+    CROSSDOCK_CHECK_OK(cuda::copy_async(to, from, bytes, stream_));
+    return finish(Deadline::in(one_access_));
+  }
+
   cuda::Stream stream_;
   cuda::PinnedMemory pinned_;
+  const std::chrono::nanoseconds one_access_;
+  bool busy_ = false;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Words>> make_words(const symm::Rank& rank) {
+Result<std::unique_ptr<Words>> make_words(const symm::Rank& rank,
+                                          std::chrono::nanoseconds one_access) {
   const cuda::Context* const context = rank.device().context();
   if (context == nullptr) return std::unique_ptr<Words>(std::make_unique<CpuWords>());
   // Streams of one priority may share a queue of the GPU, where a stream that waits holds up the
   // others. This one must never stand behind one of those.
   CROSSDOCK_TRY(stream, cuda::Stream::create(*context, {.high_priority = true}));
   CROSSDOCK_TRY(pinned, cuda::PinnedMemory::allocate(*context, 64));
-  return std::unique_ptr<Words>(std::make_unique<GpuWords>(std::move(stream), std::move(pinned)));
+  return std::unique_ptr<Words>(
+      std::make_unique<GpuWords>(std::move(stream), std::move(pinned), one_access));
 }
 
 Result<std::unique_ptr<Watch>> Watch::start(const Window& window, std::vector<Watched> ranks,
@@ -159,22 +174,27 @@ void Watch::end_wait(State& state, const Awaited& awaited) {
   }
   if (all) return;  // just now
   put(state, explain(rank, awaited, words, seen, wait_));
-  tell(state);
+  // Whoever has not been told would take what the stream leaves behind for good: it waits until the
+  // next look.
+  if (!tell(state).ok()) return;
   for (std::size_t i = 0; i < words.size(); ++i)
     if (seen[i] != words[i].value)
       (void)state.watched.words->write(words[i].word, &words[i].value, sizeof(u64));
 }
 
-// Before any word is released.
-void Watch::tell(State& state) {
-  if (std::exchange(state.told, true)) return;
+// Before any word is released. All of it again where some of it has failed.
+Result<> Watch::tell(State& state) {
+  if (state.told) return {};
   const symm::Rank& rank = *state.watched.rank;
+  Words& words = *state.watched.words;
   const u64 failed = u64{rank.rank()} + 1;
   for (u32 peer = 0; peer < window_.world; ++peer)
     if (peer != rank.rank())
-      (void)state.watched.words->write(rank.at<u64>(window_.failed, peer), &failed, sizeof failed);
+      CROSSDOCK_CHECK_OK(words.write(rank.at<u64>(window_.failed, peer), &failed, sizeof failed));
   const u32 abort = device::abort_word(device::kNoPeer);
-  (void)state.watched.words->write(&rank.control()->abort.value, &abort, sizeof abort);
+  CROSSDOCK_CHECK_OK(words.write(&rank.control()->abort.value, &abort, sizeof abort));
+  state.told = true;
+  return {};
 }
 
 Result<> Watch::check(std::size_t i) const {
@@ -205,11 +225,16 @@ void Watch::end_waits() {
   changed_.notify_all();
 }
 
+// What an access that ended at its deadline still writes would come into what a reset has zeroed.
 Result<> Watch::pause(Deadline deadline) {
   std::unique_lock lock(mutex_);
   paused_ = true;
-  if (changed_.wait_until(lock, deadline.when(), [&] { return !looking_; })) return {};
-  paused_ = false;
+  bool rests = changed_.wait_until(lock, deadline.when(), [&] { return !looking_; });
+  lock.unlock();
+  for (State& state : states_)
+    rests = rests && state.watched.words->finish(deadline).ok();
+  if (rests) return {};
+  resume();
   return make_error(Code::kDeadline,
                     "coll: words of a rank could not be read in time: its GPU does not answer");
 }

@@ -11,7 +11,8 @@
 // in this order. What a released stream does then harms nobody: it reads windows that stay mapped,
 // and writes its own. Words are read and written past the streams that wait: on GPUs by a stream of
 // high priority that does nothing else. That may take seconds on a GPU that hangs, so it is done
-// without the mutex, and nobody who asks for the error waits for it.
+// without the mutex, and nobody who asks for the error waits for it. An access ends after 2 s all
+// the same; the stream then waits until a later look has done the whole row, from the top.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -34,8 +35,12 @@ class Words {
   virtual ~Words() = default;
   virtual Result<> read(void* to, const void* from, u64 bytes) = 0;
   virtual Result<> write(void* to, const void* from, u64 bytes) = 0;
+  // Until accesses that ended at their deadline are not under way any more either.
+  virtual Result<> finish(Deadline) { return {}; }
 };
-Result<std::unique_ptr<Words>> make_words(const symm::Rank& rank);
+// `one_access`: of a stream of the GPU that does nothing else.
+Result<std::unique_ptr<Words>> make_words(
+    const symm::Rank& rank, std::chrono::nanoseconds one_access = std::chrono::seconds(2));
 
 class Watch {
  public:
@@ -83,7 +88,7 @@ class Watch {
   void look(State& state);
   void look_at(State& state, u32 site);
   void end_wait(State& state, const Awaited& awaited);
-  void tell(State& state);
+  Result<> tell(State& state);
   // Whether the waits of the rank have no time left.
   [[nodiscard]] bool over(const State& state) const;
   void put(State& state, Error error);  // the first one stays
