@@ -18,8 +18,9 @@ struct GivenPointer {
   std::string_view what;  // "rows"
 };
 
-// kInvalidArgument: memory of another GPU, or not memory that the driver knows. Null and the twin's
-// pointers pass.
+// kInvalidArgument: memory of another GPU, or not memory that the driver knows. Pinned and managed
+// memory passes where the rank's GPU reaches it at this address, and null and the twin's pointers
+// do.
 Result<> check_pointer(const Rank& rank, const GivenPointer& given);
 
 }  // namespace crossdock::symm
