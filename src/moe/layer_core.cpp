@@ -153,8 +153,10 @@ Result<RankWeights> LayerCore::copy_weights(u32 r, const WeightsView& from, Dead
 
 namespace {
 
-// Whether a forward may have so many rows an expert that they are copied apart.
-bool may_copy_rows(const LayerOptions& o) {
+// Whether a forward may have its dispatch copy rows: where an expert may have so many that they are
+// copied apart, and no shared experts make halves of every forward.
+bool may_copy_beside(const LayerOptions& o) {
+  if (o.shared_inter != 0) return false;
   if (o.row_order != RowOrder::kAuto) return o.row_order == RowOrder::kCopy;
   const u64 choices = u64{o.max_tokens} * std::max(o.ranks.world, 1u) * o.top_k;
   return choose_row_order(static_cast<u32>(choices / std::max(o.experts, 1u))) == RowOrder::kCopy;
@@ -179,7 +181,7 @@ ep::Options group_options(const LayerOptions& options) {
   ep.fall_back = false;    // a forward gives its slot back
   ep.host_counts = false;  // nor does it ask for counts
   ep.expert_alignment = kAlignment;
-  ep.expand_sms = may_copy_rows(options) ? options.expand_sms : 0;
+  ep.expand_sms = may_copy_beside(options) ? options.expand_sms : 0;
   ep.statistics = options.statistics;
   return ep;
 }

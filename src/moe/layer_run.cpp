@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "moe/layer_core.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::moe {
 namespace {
@@ -62,6 +63,10 @@ Result<> LayerCore::check_input(const RankWeights& weights, const Call& call) co
         "moe layer: shared_weights at {} must be [count] of fp32 for a layer with shared "
         "experts; this one has shared_inter = {}",
         static_cast<const void*>(in.shared_weights), options_.shared_inter));
+  // The shared experts' product looks at it too, but behind the dispatch.
+  if (in.count != 0)
+    CROSSDOCK_CHECK_OK(symm::check_pointer(
+        rank(weights.rank), {"moe", "forward", in.shared_weights, "shared_weights"}));
   if (in.count > options_.max_tokens)
     return invalid_argument(fmt::format(
         "moe layer: {} tokens are more than the max_tokens = {} that the layer was made for",

@@ -10,6 +10,7 @@
 #include "moe/weight_kernel.hpp"
 #include "moe/weight_matrix.hpp"
 #include "symm/copy.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::moe {
 inline namespace v1 {
@@ -35,6 +36,15 @@ Result<> check_alignment(const PlainWeights& plain) {
       "moe weights: gate_up at {} and down at {} must lie on multiples of 16 bytes, and "
       "their scales at {} and {} on multiples of 4",
       plain.gate_up, plain.down, plain.gate_up_scales, plain.down_scales));
+}
+
+// A kernel follows them.
+Result<> check_there(const symm::Rank& rank, const PlainWeights& plain) {
+  for (const auto& [p, what] : {std::pair{plain.gate_up, "gate_up"}, std::pair{plain.down, "down"},
+                                std::pair{plain.gate_up_scales, "scales of gate_up"},
+                                std::pair{plain.down_scales, "scales of down"}})
+    CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"moe", "prepare_weights", p, what}));
+  return {};
 }
 
 class Preparation {
@@ -103,6 +113,7 @@ Result<PreparedWeights> Weights::prepare(GemmCore& core, std::shared_ptr<void> k
     return invalid_argument(fmt::format(
         "moe weights: rank {} is not one of the {} ranks of this process", rank, ranks.size()));
   symm::Rank& on = core.group().rank(rank);
+  CROSSDOCK_CHECK_OK(check_there(on, plain));
   auto memory = std::make_unique<PreparedWeights::Memory>();
   memory->keeper = std::move(keeper);
   const u64 scale = sizes.scale_bytes;

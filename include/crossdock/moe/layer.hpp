@@ -79,7 +79,8 @@ struct LayerOptions {
   std::uint32_t gemm_sms = 0;
   // ep::Options::expand_sms, where experts may have so many rows that they are copied apart
   // (row_order): a forward() in one call then copies them while others are on their way. A forward
-  // in halves copies afterwards, since its dispatch runs beside products that use the memory.
+  // in halves copies afterwards, since its dispatch runs beside products that use the memory; so
+  // does every one of a layer with shared experts, for which this counts as 0.
   std::uint32_t expand_sms = 0;
   // The longest a kernel waits for a peer before the forward fails, naming it.
   std::chrono::nanoseconds wait{std::chrono::seconds(2)};

@@ -178,6 +178,8 @@ TEST(MoeLayerApi, RowsAreCopiedBesideADispatchWhereTheyAreCopied) {
   o.max_tokens = 1;
   o.row_order = moe::RowOrder::kCopy;
   EXPECT_EQ(moe::group_options(o).expand_sms, 24u);
+  o.shared_inter = 128;  // every forward is one in halves
+  EXPECT_EQ(moe::group_options(o).expand_sms, 0u);
 }
 
 TEST(MoeLayerApi, LayersShareAGroupThatFits) {

@@ -1,0 +1,138 @@
+// Expert layers on GPUs, with the fake driver: pointers that a kernel must not follow are refused
+// before anything is launched. Kernels do nothing here.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <gmock/gmock.h>
+
+#include "cuda/memory.hpp"
+#include "moe/layer_core.hpp"
+#include "support/fake_cuda/fixture.hpp"
+#include "unit/jit/jit_fixture.hpp"
+
+namespace crossdock::moe {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+class MoeGpuCalls : public crossdock::testing::FakeCudaTest {
+ protected:
+  static constexpr u32 kTokens = 4;
+  static LayerOptions options() {
+    LayerOptions o{.experts = 2, .top_k = 2, .max_tokens = kTokens, .hidden = 256, .inter = 128};
+    o.ranks.world = 1;
+    o.shared_inter = 128;
+    return o;
+  }
+  void SetUp() override {
+    FakeCudaTest::SetUp();
+    const ep::Options ep = group_options(options());
+    const ep::Window window = ep::make_window(ep, 1).value();
+    auto group = symm::Group::create({.world = 1}, window.layout, driver_).value();
+    auto jit = std::make_unique<jit::Jit>(
+        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+    auto core = ep::Core::create(std::move(group), std::move(jit), ep, Deadline::in(60s)).value();
+    core_ = LayerCore::create(std::move(core), options(), Deadline::in(60s)).value();
+    chosen_ = weights(Experts::kChosen);
+    shared_ = weights(Experts::kShared);
+  }
+  void TearDown() override {
+    core_.reset();
+    memory_.clear();
+    FakeCudaTest::TearDown();
+  }
+  void* on_gpu(int gpu, std::size_t bytes = 1 << 18) {
+    memory_.push_back(cuda::DeviceMemory::allocate(context(gpu), bytes).value());
+    return memory_.back().as<void>();
+  }
+  RankWeights weights(Experts of) {
+    RankWeights out;
+    out.view = {.layout = core_->weight_layout(0, of),
+                .gate_up = on_gpu(0),
+                .gate_up_scales = on_gpu(0),
+                .down = on_gpu(0),
+                .down_scales = on_gpu(0)};
+    return out;
+  }
+  LayerCore::Call call() {
+    LayerCore::Call c;
+    c.input = {.count = kTokens,
+               .rows = on_gpu(0),
+               .ids = on_gpu(0),
+               .weights = static_cast<float*>(on_gpu(0)),
+               .shared_weights = static_cast<float*>(on_gpu(0))};
+    c.output = {.rows = on_gpu(0)};
+    c.shared = &shared_;
+    return c;
+  }
+  [[nodiscard]] int launches() const { return fake_->calls("cuLaunchKernelEx"); }
+
+  jit::TemporaryFolder folder_;
+  std::vector<cuda::DeviceMemory> memory_;
+  std::shared_ptr<LayerCore> core_;
+  RankWeights chosen_, shared_;
+};
+
+// Once a dispatch runs, peers wait for the rest of it.
+TEST_F(MoeGpuCalls, PointersThatARankCannotFollowLaunchNothing) {
+  alignas(16) static std::byte host[1 << 14];
+  const auto right = core_->forward(chosen_, call());
+  ASSERT_TRUE(right.ok()) << right.error().describe();
+  const int before = launches();
+  ASSERT_GT(before, 0);
+  const auto refused = [&](const auto& got, const char* text) {
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+    EXPECT_EQ(launches(), before) << text;
+  };
+  const auto refuse = [&](const auto& change, const char* text, bool of_input = true) {
+    for (void* const wrong : {static_cast<void*>(host), on_gpu(1)}) {
+      LayerCore::Call c = call();
+      change(c, wrong);
+      refused(core_->forward(chosen_, c), text);
+      if (of_input) refused(core_->begin(chosen_, c), text);
+    }
+  };
+  refuse([](auto& c, void* p) { c.input.rows = p; }, "rows at");
+  refuse([](auto& c, void* p) { c.input.ids = p; }, "ids at");
+  refuse([](auto& c, void* p) { c.input.weights = static_cast<float*>(p); }, "weights at");
+  refuse([](auto& c, void* p) { c.input.shared_weights = static_cast<float*>(p); },
+         "moe forward: shared_weights at");
+  refuse([](auto& c, void* p) { c.output.rows = p; }, "output rows at", false);
+  refuse([](auto& c, void* p) { c.output.residual = p; }, "residual rows at", false);
+}
+
+TEST_F(MoeGpuCalls, PlainWeightsThatARankCannotFollowArePreparedNowhere) {
+  alignas(16) static std::byte host[1 << 18];
+  ASSERT_EQ(::setenv("CROSSDOCK_CUDA_DRIVER", CROSSDOCK_FAKE_CUDA, 1), 0);
+  Gemm gemm = Gemm::create({.ranks = {.world = 1}}).value();
+  ::unsetenv("CROSSDOCK_CUDA_DRIVER");
+  PlainWeights plain{.number = Number::kE4m3,
+                     .experts = 2,
+                     .hidden = 256,
+                     .inter = 128,
+                     .gate_up = on_gpu(0),
+                     .down = on_gpu(0),
+                     .gate_up_scales = on_gpu(0),
+                     .down_scales = on_gpu(0)};
+  const void* const other = on_gpu(1);
+  const int blocks = fake_->live().blocks;
+  const auto refuse = [&](auto PlainWeights::* member, const char* text) {
+    PlainWeights wrong = plain;
+    for (const void* const p : {static_cast<const void*>(host), static_cast<const void*>(other)}) {
+      wrong.*member = p;
+      const auto got = Weights::prepare(gemm, 0, wrong, {}, Deadline::in(60s));
+      ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+      EXPECT_THAT(got.error().message, HasSubstr(text));
+      EXPECT_EQ(launches(), 0) << text;
+      EXPECT_EQ(fake_->live().blocks, blocks) << "memory was taken for nothing";
+    }
+  };
+  refuse(&PlainWeights::gate_up, "moe prepare_weights: gate_up at");
+  refuse(&PlainWeights::down, "moe prepare_weights: down at");
+  refuse(&PlainWeights::gate_up_scales, "moe prepare_weights: scales of gate_up at");
+  refuse(&PlainWeights::down_scales, "moe prepare_weights: scales of down at");
+}
+
+}  // namespace
+}  // namespace crossdock::moe
