@@ -16,22 +16,29 @@ Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   CROSSDOCK_TRY(window, make_window(options.coll, options.ranks.world));
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
   std::unique_ptr<jit::Jit> jit;
+  base::Logger log;
   if (options.ranks.backend == symm::Backend::kGpu) {
     CROSSDOCK_TRY(config, base::Config::load());
     auto jit_options = jit::JitOptions::from_config(config);
     jit_options.compiler.newest_cuda = group->driver()->version;
     jit = std::make_unique<jit::Jit>(std::move(jit_options));
+    CROSSDOCK_TRY(all, base::Logger::create(config.string("log.level")));
+    log = all.component("coll");
   }
-  return create(std::move(group), std::move(jit), options.coll, deadline);
+  CROSSDOCK_TRY(core, create(std::move(group), std::move(jit), options.coll, deadline));
+  core->log_ = std::move(log);
+  return core;
 }
 
 Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
                                            std::unique_ptr<jit::Jit> jit, const Options& options,
                                            Deadline deadline) {
-  std::shared_ptr<Core> core(new Core);
+  sweep();
+  std::shared_ptr<Core> core(new Core, &Core::let_go);
   CROSSDOCK_TRY(window, make_window(options, group->world()));
   CROSSDOCK_TRY(memory, sizes(options, group->world()));
   core->options_ = options;
+  core->patience_ = patience_of(options);
   core->window_ = window;
   core->memory_ = memory;
   core->jit_ = std::move(jit);
@@ -42,22 +49,6 @@ Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
   CROSSDOCK_CHECK_OK(core->grant(deadline));
   CROSSDOCK_CHECK_OK(core->start_watch());
   return core;
-}
-
-// Lanes end before the watch, which may be what lets their waits end, and before the memory that
-// they move. Streams of GPUs cannot be ended: the watch lets go of whatever waits for a peer, until
-// all that was put on them is over. Freeing memory would wait for them as well, and for ever.
-Core::~Core() {
-  for (RankState& state : ranks_)
-    state.lane.reset();
-  if (watch_ == nullptr) return;
-  watch_->end_waits();
-  for (const RankState& state : ranks_) {
-    const cuda::Context* const context = rank_of(state).device().context();
-    if (context == nullptr) continue;
-    const cuda::ContextGuard guard = context->enter_quietly();
-    static_cast<void>(context->driver().cuCtxSynchronize());
-  }
 }
 
 Result<> Core::prepare_rank(u32 r) {

@@ -1,5 +1,5 @@
 // Core: what coll::Group and its Sessions share: the symmetric group, kernels, lanes, the watch,
-// and what each local rank keeps from call to call. Single-owner.
+// and what each local rank keeps from call to call. Ends as leaving.cpp says. Single-owner.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,7 +11,9 @@
 #include <crossdock/coll/group.hpp>
 #include <crossdock/layout/coll.cuh>
 
+#include "base/log.hpp"
 #include "coll/board.hpp"
+#include "coll/given_streams.hpp"
 #include "coll/watch.hpp"
 #include "jit/jit.hpp"
 #include "symm/group.hpp"
@@ -25,6 +27,7 @@ struct RankState {
   symm::LocalMemory parts;  // of a reduce_scatter
   symm::LocalMemory zeros;  // a row
   std::unique_ptr<CpuLane> lane;
+  GivenStreams given;
   bool in_session = false;
   std::vector<u64> sent;  // [world]: tensors so far
   std::vector<u64> received;
@@ -46,7 +49,14 @@ class Core : public std::enable_shared_from_this<Core> {
   static Result<std::shared_ptr<Core>> create(std::unique_ptr<symm::Group> group,
                                               std::unique_ptr<jit::Jit> jit, const Options& options,
                                               Deadline deadline);
-  ~Core();
+  // Frees groups that could not be freed when they went; returns how many still cannot. Whoever
+  // makes or drops a group does so too. Thread-safe.
+  static std::size_t sweep();
+  // How long the end waits for work that calls have put on streams; for tests.
+  void set_patience(std::chrono::nanoseconds patience, base::Logger log) {
+    patience_ = patience;
+    log_ = std::move(log);
+  }
 
   Result<Session> begin(u32 rank, StreamPtr stream);
   Result<> send(u32 rank, u32 to, const void* tensor, u64 bytes, StreamPtr stream);
@@ -88,7 +98,16 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] Kernels* kernels() { return kernels_ ? &*kernels_ : nullptr; }
 
  private:
+  class Abandoned;
+  friend std::default_delete<Core>;
   Core() = default;
+  ~Core() = default;
+  // How the last owner ends it: local and bounded.
+  static void let_go(Core* core) noexcept;
+  static std::chrono::nanoseconds patience_of(const Options& options);
+  // Whether nothing uses the memory of the group any more, by the deadline.
+  [[nodiscard]] bool is_over(Deadline deadline) const;
+  [[nodiscard]] u32 num_waits(const RankState& state) const;
   Result<> prepare_rank(u32 rank);
   Result<> prepare_kernels(Deadline deadline);
   Result<> start_watch();
@@ -111,6 +130,8 @@ class Core : public std::enable_shared_from_this<Core> {
                   const symm::LaunchShape& shape, const Params& params);
 
   Options options_;
+  std::chrono::nanoseconds patience_{};
+  base::Logger log_;
   Window window_;
   Sizes memory_;
   std::unique_ptr<jit::Jit> jit_;

@@ -47,6 +47,7 @@ Result<> Core::send(u32 r, u32 to, const void* tensor, u64 bytes, StreamPtr stre
   CROSSDOCK_TRY(state, find(r, "send"));
   CROSSDOCK_CHECK_OK(check_tensor(*state, to, "send", tensor, bytes));
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  const NoteAtEnd noted(state->given, lane);
   const symm::Rank& rank = rank_of(*state);
   const auto slot = static_cast<u32>(state->sent[to]++ % window_.inflight);
   const Awaited credit{.what = What::kCredit, .index = slot, .peer = to};
@@ -60,6 +61,7 @@ Result<> Core::receive(u32 r, u32 from, void* tensor, u64 bytes, StreamPtr strea
   CROSSDOCK_TRY(state, find(r, "receive"));
   CROSSDOCK_CHECK_OK(check_tensor(*state, from, "receive", tensor, bytes));
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  const NoteAtEnd noted(state->given, lane);
   const symm::Rank& rank = rank_of(*state);
   const auto slot = static_cast<u32>(state->received[from]++ % window_.inflight);
   const u32 site = receive_site(from);

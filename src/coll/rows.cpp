@@ -26,6 +26,7 @@ Error no_table(const char* call) {
 Result<> Core::barrier(u32 r, StreamPtr stream) {
   CROSSDOCK_TRY(state, find(r, "barrier"));
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  const NoteAtEnd noted(state->given, lane);
   const u64 own = u64{r} * 8;
   return lane.words(steps(*state)
                         .await(kBarrierSite, {.what = What::kSeen})
@@ -52,6 +53,7 @@ Result<> Core::write_rows(u32 r, const Rows& rows, StreamPtr stream) {
   if (rows.rows == nullptr && rows.count > 0)
     return invalid_argument("coll write_rows: the rows are null");
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  const NoteAtEnd noted(state->given, lane);
   CROSSDOCK_CHECK_OK(barrier(r, stream));
   const u64 row_bytes = options_.row_bytes;
   u8* const to = rank_of(*state).at<u8>(window_.table + rows.first * row_bytes);
@@ -82,6 +84,7 @@ Result<> Core::fetch_rows(u32 r, const Fetch& f, StreamPtr stream) {
   CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "fetch_rows", f.numbers, "row numbers"}));
   CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "fetch_rows", f.output, "output rows"}));
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  const NoteAtEnd noted(state->given, lane);
   const device::FetchRowsParams p{
       .common = rank.common(device::KernelId::kFetchRows, options_.wait),
       .view = rank.view(),

@@ -16,6 +16,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fmt/format.h>
+#include <optional>
 #include <utility>
 
 #include "coll/launch.hpp"
@@ -55,7 +56,9 @@ Result<Session> Core::begin(u32 r, StreamPtr stream) {
                                         "end() it first",
                                         r)};
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
+  std::optional<NoteAtEnd> noted(std::in_place, state->given, lane);
   CROSSDOCK_CHECK_OK(lane.words(steps(*state).await(kGatherSite, {.what = What::kFree}).take()));
+  noted.reset();  // before the lane goes into the session
   state->in_session = true;
   return Session(std::make_unique<Session::State>(Session::State{.core = shared_from_this(),
                                                                  .rank = state,
@@ -109,6 +112,7 @@ Result<u64> Core::place(Session::State& s, const void* input_at, u64 bytes) {
 Result<> Core::all_gather(Session::State& s, const void* input_at, void* output, u64 bytes) {
   CROSSDOCK_CHECK_OK(refuse_session(s, "all_gather"));
   CROSSDOCK_CHECK_OK(check_part("all_gather", input_at, output, bytes));
+  const NoteAtEnd noted(s.rank->given, s.lane);
   CROSSDOCK_TRY(offset, place(s, input_at, bytes));
   const symm::Rank& rank = rank_of(*s.rank);
   const u32 self = rank.rank();
@@ -149,6 +153,7 @@ Result<> Core::reduce_scatter(Session::State& s, const Scatter& c) {
         "coll reduce_scatter: output at {} must begin at a multiple of 16 bytes", c.output));
   const symm::Rank& rank = rank_of(*s.rank);
   CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "reduce_scatter", c.output, "sums"}));
+  const NoteAtEnd noted(s.rank->given, s.lane);
   CROSSDOCK_TRY(offset, place(s, c.input, bytes * window_.world));
   const u32 self = rank.rank();
   const u32 call = s.calls++;
@@ -184,6 +189,7 @@ Result<> Core::end(Session::State& s) {
   s.ended = true;
   if (s.generation != generation_) return {};
   s.rank->in_session = false;
+  const NoteAtEnd noted(s.rank->given, s.lane);
   return s.lane.words(steps(*s.rank).tell_peers(window_.free + u64{s.rank->rank} * 8, 1).take());
 }
 

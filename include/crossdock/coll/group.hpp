@@ -74,7 +74,10 @@ class CROSSDOCK_API Group {
   Group(Group&&) noexcept;
   Group& operator=(Group&&) noexcept;
   // The memory goes when the last Session is gone too. Streams have ended by then, or lose their
-  // work: what waits for a peer is let go at once, as after a failure, and the GPU is waited for.
+  // work: what waits for a peer is let go at once, as after a failure. Then the streams that calls
+  // were given are waited for, up to Options::wait (at most 10 s) and 2 s more; no others. What is
+  // still used after that stays, with a line in the log, until a later group is made or goes and
+  // finds it unused. Graphs with calls of the group do not run any more by then.
   ~Group();
 
   [[nodiscard]] std::uint32_t world() const noexcept;

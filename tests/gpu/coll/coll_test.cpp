@@ -142,7 +142,7 @@ TEST_F(CollGpu, MemoryOfTheHostIsRefusedWhereAKernelFollowsIt) {
   ASSERT_NO_FATAL_FAILURE(check_rows<std::int32_t>(rig, 30));
 }
 
-// Freeing its memory waits for the GPU, where a stream waits for a rank that never comes.
+// A stream waits for a rank that never comes, and freeing memory would wait for the stream.
 TEST_F(CollGpu, AGroupMayGoWhileAStreamWaits) {
   if (num_ranks() < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_ranks();
   const cuda::Stream stream = cuda::Stream::create(context(0)).value();
