@@ -17,6 +17,15 @@
 
 #if CROSSDOCK_ON_GPU
 #define CROSSDOCK_DEVICE __device__ __forceinline__
+// What is slow anyway. A kernel with so many waits and faults that they make most of its code
+// defines CROSSDOCK_CALLS_COLD before its first include: such parts are functions then, compiled
+// once and not once a place. Others do not: a call takes registers that a small kernel has not, and
+// leaves wgmma too few.
+#ifdef CROSSDOCK_CALLS_COLD
+#define CROSSDOCK_COLD inline __device__ __noinline__
+#else
+#define CROSSDOCK_COLD __device__ __forceinline__
+#endif
 #define CROSSDOCK_HOST_DEVICE __host__ __device__ __forceinline__
 // CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(384, 1) void name(CROSSDOCK_PARAMS(Params, p)) { ... }
 #define CROSSDOCK_KERNEL __global__ void
@@ -34,6 +43,7 @@
 #define CROSSDOCK_PASS_SITE_ONLY
 #else
 #define CROSSDOCK_DEVICE inline
+#define CROSSDOCK_COLD inline
 #define CROSSDOCK_HOST_DEVICE inline
 #define CROSSDOCK_KERNEL inline void
 #define CROSSDOCK_LAUNCH_BOUNDS(threads, blocks)

@@ -13,7 +13,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/wait.cuh>
+#include <crossdock/comm/polled_word.cuh>
 
 namespace crossdock::device {
 
@@ -26,11 +26,8 @@ CROSSDOCK_DEVICE void signal_counter(u32* counter, u32 n CROSSDOCK_SITE) {
 // Waits until `counter` (in this rank's window) has reached `target` or more.
 CROSSDOCK_DEVICE bool wait_counter(const LaunchCommon& c, const u32* counter,
                                    const Expected& target CROSSDOCK_SITE) {
-  return wait_until(
-      c, target, [&] { return u64{ptx::ld_acquire_sys(counter CROSSDOCK_PASS_SITE)}; },
-      [&](u64 seen) {
-        return static_cast<i32>(static_cast<u32>(seen) - static_cast<u32>(target.value)) >= 0;
-      } CROSSDOCK_PASS_SITE);
+  return wait_until(c, target, AcquireSys{counter},
+                    Reached{static_cast<u32>(target.value)} CROSSDOCK_PASS_SITE);
 }
 
 CROSSDOCK_DEVICE bool wait_arrival(const LaunchCommon& c, const u32* arrivals, u32 total,

@@ -29,15 +29,10 @@ enum class Came : u32 {
   kAbort,   // leave: a fault has been raised by somebody
 };
 
-// The wait of one thread for `expected.peer`, never for the rank itself.
-template <class Load, class Done>
-CROSSDOCK_DEVICE Came wait_or_mask(const LaunchCommon& c, const EpMasking& masking,
-                                   const Expected& expected, const Load& load,
-                                   const Done& done CROSSDOCK_SITE) {
-  u64 seen = 0;
-  const WaitOutcome outcome = poll_until(c, expected.phase, seen, load, done CROSSDOCK_PASS_SITE);
-  if (outcome == WaitOutcome::kDone) return Came::kYes;
-  if (outcome == WaitOutcome::kAborted) return Came::kAbort;
+namespace detail {
+// Nothing has come of `expected.peer` in time.
+CROSSDOCK_COLD Came mask_or_raise(const LaunchCommon& c, const EpMasking& masking,
+                                  Expected expected, u64 seen CROSSDOCK_SITE) {
   if (masking.late && expected.peer != c.rank) {
     ptx::atom_or_relaxed_gpu(&masking.mask->late, 1u << expected.peer CROSSDOCK_PASS_SITE);
     ptx::atom_or_relaxed_gpu(&masking.mask->ranks, 1u << expected.peer CROSSDOCK_PASS_SITE);
@@ -45,6 +40,26 @@ CROSSDOCK_DEVICE Came wait_or_mask(const LaunchCommon& c, const EpMasking& maski
   }
   raise_fault(c, expected, seen, deadline_of(c, expected.phase) CROSSDOCK_PASS_SITE);
   return Came::kAbort;
+}
+}  // namespace detail
+
+// How a poll for `expected.peer`, never for the rank itself, has ended, when the peer may be
+// masked.
+CROSSDOCK_DEVICE Came came_of(WaitOutcome outcome, const LaunchCommon& c, const EpMasking& masking,
+                              const Expected& expected, u64 seen CROSSDOCK_SITE) {
+  if (outcome == WaitOutcome::kDone) return Came::kYes;
+  if (outcome == WaitOutcome::kAborted) return Came::kAbort;
+  return detail::mask_or_raise(c, masking, expected, seen CROSSDOCK_PASS_SITE);
+}
+
+// The wait of one thread for `expected.peer`, never for the rank itself.
+template <class Load, class Done>
+CROSSDOCK_DEVICE Came wait_or_mask(const LaunchCommon& c, const EpMasking& masking,
+                                   const Expected& expected, const Load& load,
+                                   const Done& done CROSSDOCK_SITE) {
+  u64 seen = 0;
+  const WaitOutcome outcome = poll_until(c, expected.phase, seen, load, done CROSSDOCK_PASS_SITE);
+  return came_of(outcome, c, masking, expected, seen CROSSDOCK_PASS_SITE);
 }
 
 }  // namespace crossdock::device

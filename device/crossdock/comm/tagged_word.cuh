@@ -9,7 +9,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <crossdock/comm/wait.cuh>
+#include <crossdock/comm/polled_word.cuh>
 
 namespace crossdock::device {
 
@@ -20,6 +20,10 @@ CROSSDOCK_HOST_DEVICE constexpr u64 tagged_word(u32 epoch, u64 value) {
 }
 CROSSDOCK_HOST_DEVICE constexpr bool tagged_with(u64 word, u32 epoch) {
   return word >> 48 == (epoch & 0xffffu);
+}
+// The same as a test of what a wait polls.
+CROSSDOCK_DEVICE UpperIs<48> tagged_with(u32 epoch) {
+  return {epoch & 0xffffu};
 }
 
 CROSSDOCK_DEVICE void put_tagged_word(u64* word, u32 epoch, u64 value CROSSDOCK_SITE) {
@@ -37,8 +41,8 @@ CROSSDOCK_DEVICE bool wait_tagged(const LaunchCommon& c, u32 epoch, u32 peer, u6
   // A word of this rank itself: another of its blocks is late, perhaps because of a peer.
   const Phase phase = peer == c.rank ? Phase::kGridSync : Phase::kEpochWord;
   u64 seen = 0;
-  const WaitOutcome outcome = poll_until(
-      c, phase, seen, load, [&](u64 word) { return tagged_with(word, epoch); } CROSSDOCK_PASS_SITE);
+  const WaitOutcome outcome =
+      poll_until(c, phase, seen, load, tagged_with(epoch) CROSSDOCK_PASS_SITE);
   value = seen & kTaggedValueMask;
   if (outcome == WaitOutcome::kExpired)
     raise_fault(c, {phase, peer, epoch & 0xffffu}, seen >> 48,
@@ -50,16 +54,12 @@ CROSSDOCK_DEVICE bool wait_tagged(const LaunchCommon& c, u32 epoch, u32 peer, u6
 // Waits for `peer`'s word of this epoch. One thread.
 CROSSDOCK_DEVICE bool wait_tagged_word(const LaunchCommon& c, const u64* word, u32 epoch, u32 peer,
                                        u64& value CROSSDOCK_SITE) {
-  return detail::wait_tagged(c, epoch, peer, value, [&] {
-    return ptx::ld_relaxed_sys(word CROSSDOCK_PASS_SITE);
-  } CROSSDOCK_PASS_SITE);
+  return detail::wait_tagged(c, epoch, peer, value, RelaxedSys{word} CROSSDOCK_PASS_SITE);
 }
 // The same for a word stored by `announce`: what came before it is visible afterwards.
 CROSSDOCK_DEVICE bool wait_announced(const LaunchCommon& c, const u64* word, u32 epoch, u32 peer,
                                      u64& value CROSSDOCK_SITE) {
-  return detail::wait_tagged(c, epoch, peer, value, [&] {
-    return ptx::ld_acquire_sys(word CROSSDOCK_PASS_SITE);
-  } CROSSDOCK_PASS_SITE);
+  return detail::wait_tagged(c, epoch, peer, value, AcquireSys{word} CROSSDOCK_PASS_SITE);
 }
 
 }  // namespace crossdock::device

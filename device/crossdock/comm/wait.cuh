@@ -41,8 +41,8 @@ CROSSDOCK_DEVICE bool aborted(const LaunchCommon& c CROSSDOCK_SITE) {
 
 // Raises the abort flag; the thread that raises it first writes the record. `peer` of `expected`
 // may have been found out only now.
-CROSSDOCK_DEVICE void raise_fault(const LaunchCommon& c, const Expected& expected, u64 seen,
-                                  u64 waited_ns CROSSDOCK_SITE) {
+CROSSDOCK_COLD void raise_fault(const LaunchCommon& c, Expected expected, u64 seen,
+                                u64 waited_ns CROSSDOCK_SITE) {
   const u32 raised = abort_word(expected.peer);
   if (ptx::cas_relaxed_gpu(&c.control->abort.value, 0u, raised CROSSDOCK_PASS_SITE) != 0) return;
   if (c.fault == nullptr) return;
@@ -60,6 +60,11 @@ CROSSDOCK_DEVICE void raise_fault(const LaunchCommon& c, const Expected& expecte
 
 enum class WaitOutcome : u32 { kDone, kAborted, kExpired };
 
+// Loads and tests of polled words that are values (polled_word.cuh), not lambdas with references:
+// what such a wait does after its first look is a function that all places of a kernel share.
+template <class T>
+concept PlainPoll = requires { T::kPlainPoll; };
+
 // The abort flag and the clock are looked at once in this many turns: they cost more than the poll
 // on the GPU. The twin's threads sleep between turns, so there every turn counts.
 inline constexpr u32 kTurnsPerCheck = CROSSDOCK_ON_GPU ? 32 : 1;
@@ -73,55 +78,101 @@ CROSSDOCK_DEVICE u64 deadline_of(const LaunchCommon& c, Phase phase) {
   return inner ? c.deadline_ns * kInnerDeadlines : c.deadline_ns;
 }
 
-// Polls `load()` until `done(value)`; `seen` is the last value. One thread. Does not raise a fault.
+namespace detail {
+template <class Load>
+CROSSDOCK_DEVICE u64 look(const Load& load CROSSDOCK_SITE) {
+  if constexpr (PlainPoll<Load>) {
+    return load(CROSSDOCK_PASS_SITE_ONLY);
+  } else {
+    return load();
+  }
+}
+// After a first look.
 template <class Load, class Done>
-CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, Phase phase, u64& seen,
-                                        const Load& load, const Done& done CROSSDOCK_SITE) {
-  seen = load();
-  if (done(seen)) return WaitOutcome::kDone;
+CROSSDOCK_DEVICE WaitOutcome poll_on(const LaunchCommon& c, Phase phase, u64& seen,
+                                     const Load& load, const Done& done CROSSDOCK_SITE) {
   const u64 start = ptx::global_timer();
   const u64 deadline = deadline_of(c, phase);
   for (u32 turn = 1;; ++turn) {
     ptx::spin("wait_until" CROSSDOCK_PASS_SITE);
-    seen = load();
+    seen = look(load CROSSDOCK_PASS_SITE);
     if (done(seen)) return WaitOutcome::kDone;
     if (turn % kTurnsPerCheck != 0) continue;
     if (aborted(c CROSSDOCK_PASS_SITE)) return WaitOutcome::kAborted;
     if (ptx::global_timer() - start <= deadline) continue;
     // The value may have come while this thread was kept from running: look once more, then judge.
-    seen = load();
+    seen = look(load CROSSDOCK_PASS_SITE);
     return done(seen) ? WaitOutcome::kDone : WaitOutcome::kExpired;
+  }
+}
+struct Polled {
+  u64 seen;
+  WaitOutcome outcome;
+};
+template <class Load, class Done>
+CROSSDOCK_COLD Polled poll_apart(const LaunchCommon& c, Phase phase, Load load,
+                                 Done done CROSSDOCK_SITE) {
+  u64 seen = 0;
+  const WaitOutcome outcome = poll_on(c, phase, seen, load, done CROSSDOCK_PASS_SITE);
+  return {seen, outcome};
+}
+}  // namespace detail
+
+// Polls `load()` until `done(value)`; `seen` is the last value. One thread. Does not raise a fault.
+template <class Load, class Done>
+CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, Phase phase, u64& seen,
+                                        const Load& load, const Done& done CROSSDOCK_SITE) {
+  seen = detail::look(load CROSSDOCK_PASS_SITE);
+  if (done(seen)) return WaitOutcome::kDone;
+  if constexpr (PlainPoll<Load> && PlainPoll<Done>) {
+    const detail::Polled last = detail::poll_apart(c, phase, load, done CROSSDOCK_PASS_SITE);
+    seen = last.seen;
+    return last.outcome;
+  } else {
+    return detail::poll_on(c, phase, seen, load, done CROSSDOCK_PASS_SITE);
   }
 }
 
 // The usual wait: true when done; false when the rank aborts, after a fault has been raised by
-// somebody.
+// somebody. `seen` is the last value.
 template <class Load, class Done>
-CROSSDOCK_DEVICE bool wait_until(const LaunchCommon& c, const Expected& expected, const Load& load,
-                                 const Done& done CROSSDOCK_SITE) {
-  u64 seen = 0;
+CROSSDOCK_DEVICE bool wait_until(const LaunchCommon& c, const Expected& expected, u64& seen,
+                                 const Load& load, const Done& done CROSSDOCK_SITE) {
   const WaitOutcome outcome = poll_until(c, expected.phase, seen, load, done CROSSDOCK_PASS_SITE);
   if (outcome == WaitOutcome::kExpired)
     raise_fault(c, expected, seen, deadline_of(c, expected.phase) CROSSDOCK_PASS_SITE);
   return outcome == WaitOutcome::kDone;
 }
+template <class Load, class Done>
+CROSSDOCK_DEVICE bool wait_until(const LaunchCommon& c, const Expected& expected, const Load& load,
+                                 const Done& done CROSSDOCK_SITE) {
+  u64 seen = 0;
+  return wait_until(c, expected, seen, load, done CROSSDOCK_PASS_SITE);
+}
+
+namespace detail {
+CROSSDOCK_COLD bool wait_stage_on(const LaunchCommon& c, ptx::MBarrier* barrier,
+                                  u32 parity CROSSDOCK_SITE) {
+  return wait_until(
+      c, Expected{Phase::kStage, kNoPeer, parity},
+      [&] { return u64{ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)}; },
+      [](u64 passed) { return passed != 0; } CROSSDOCK_PASS_SITE);
+}
+}  // namespace detail
 
 // Waits for the phase of an mbarrier with this parity. One thread, or all lanes of a warp: each
 // returns its own outcome.
 CROSSDOCK_DEVICE bool wait_stage(const LaunchCommon& c, ptx::MBarrier* barrier,
                                  u32 parity CROSSDOCK_SITE) {
   if (ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)) return true;
-  return wait_until(
-      c, Expected{Phase::kStage, kNoPeer, parity},
-      [&] { return u64{ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)}; },
-      [](u64 passed) { return passed != 0; } CROSSDOCK_PASS_SITE);
+  return detail::wait_stage_on(c, barrier, parity CROSSDOCK_PASS_SITE);
 }
 
 // For a role that leaves early: waits for a load to land even though the rank aborts, because a
 // copy still on its way would write into the shared memory of the next block. Gives up at the
 // deadline.
-CROSSDOCK_DEVICE void settle_stage(const LaunchCommon& c, ptx::MBarrier* barrier,
-                                   u32 parity CROSSDOCK_SITE) {
+CROSSDOCK_COLD void settle_stage(const LaunchCommon& c, ptx::MBarrier* barrier,
+                                 u32 parity CROSSDOCK_SITE) {
   const u64 start = ptx::global_timer();
   while (!ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)) {
     if (ptx::global_timer() - start > deadline_of(c, Phase::kStage)) return;

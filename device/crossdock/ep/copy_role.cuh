@@ -141,12 +141,16 @@ struct EpCopyBlock {
     write_selections(lists);
     clear_padding(lists);
     if (all.any(!wait_listed(turn))) return Copied::kAborted;
-    const u32 apart = kConfig.cast || p.to.scales == nullptr ? 0 : kScaleWarps;
-    const u32 row_warps = kWarps - apart;
-    const bool ok = warp < row_warps ? copy_rows(lists, pipe, row_warps)
-                                     : copy_told_scales(lists, warp - row_warps);
+    bool ok = true;
+    if constexpr (kConfig.cast) {
+      ok = copy_rows(lists, pipe, kWarps);
+    } else {
+      const u32 row_warps = kWarps - (p.to.scales == nullptr ? 0 : kScaleWarps);
+      ok = warp < row_warps ? copy_rows(lists, pipe, row_warps)
+                            : copy_told_scales(lists, warp - row_warps);
+    }
     if (all.any(!ok)) return Copied::kAborted;
-    if (kConfig.cast) copy_scales(lists, warp, kWarps);
+    if constexpr (kConfig.cast) copy_scales(lists, warp, kWarps);
     return Copied::kYes;
   }
   CROSSDOCK_DEVICE EpCopyPipe make_pipe() const {
@@ -165,6 +169,7 @@ struct EpCopyBlock {
   CROSSDOCK_DEVICE bool exchange(const Lists& lists, u32 turn) const {
     // What blocks have copied in the turn before comes before what any copies in this one.
     if (turn != 0) ptx::fence_acq_rel_gpu();
+    CROSSDOCK_NO_UNROLL
     for (u32 i = thread_index(); i < lists.turn; i += kThreads)
       put_epoch_word(p.words + words().piece(turn, index) + i, b.epoch, lists.in_piece(i));
     bool got = true;
@@ -172,10 +177,8 @@ struct EpCopyBlock {
       const u32 piece = i / lists.turn, expert = i % lists.turn;
       const u64* word = p.words + words().piece(turn, piece) + expert;
       u64 seen = 0;
-      got = wait_until(
-          p.dispatch.common, {Phase::kGridSync, kNoPeer, b.epoch},
-          [&] { return seen = ptx::ld_relaxed_sys(word); },
-          [&](u64 now) { return word_epoch(now) == b.epoch; });
+      got = wait_until(p.dispatch.common, {Phase::kGridSync, kNoPeer, b.epoch}, seen,
+                       RelaxedSys{word}, UpperIs<32>{b.epoch});
       if (got) lists.tell(expert, word_value(seen), piece < index);
     }
     if (turn != 0) {
@@ -225,6 +228,7 @@ struct EpCopyBlock {
     for (u32 i = index + warp * blocks; i < lists.turn; i += kWarps * blocks) {
       u32 stop = lists.begins[i + 1];
       if (p.to.rows_per_expert != 0) stop = min_of(stop, lists.begins[i] + p.to.rows_per_expert);
+      CROSSDOCK_NO_UNROLL
       for (u32 at = lists.begins[i] + lists.total[i]; at < stop; ++at)
         ep_clear_place(p.to, from, ep_target(at, i, lists.begins[i], p.to.rows_per_expert));
     }
@@ -247,8 +251,7 @@ struct EpCopyBlock {
     while (ok) {
       // Whatever has come is loaded before what is loaded is stored.
       Unit next{now.row, now.part + 1};
-      if (now.row == kNoRow || next.part == p.parts)
-        next = {now.row == kNoRow ? coming.wait() : coming.look(), 0};
+      if (now.row == kNoRow || next.part == p.parts) next = {coming.next(now.row == kNoRow), 0};
       if (next.row == kNoRow && now.row == kNoRow) break;
       if (next.row != kNoRow) pipe.template load<kStages>(next.row, next.part);
       if (now.row != kNoRow)
@@ -277,9 +280,10 @@ struct EpCopyBlock {
       const u32 begin = turns.first(turn);
       const u32 count = begin < turns.rows ? min_of(turns.rows - begin, EpTurns::kRows) : 0;
       EpScaleRows<EpTurns::kRows> rows{.count = count};
+      const u32 mine = lane < count ? sources.row_at(begin + lane) : 0;
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < EpTurns::kRows; ++j) {
-        rows.rows[j] = j < count ? sources.row_at(begin + j) : 0;
+        rows.rows[j] = ptx::shuffle(kFullMask, mine, j);
         rows.places[j] = j < count ? lane_place(lists, rows.rows[j]) : kNoPlace;
       }
       rows.copy(p.to, from);

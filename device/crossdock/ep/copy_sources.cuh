@@ -26,14 +26,24 @@
 
 namespace crossdock::device {
 
+namespace detail {
+// Where places are fixed by source: whether there is a row at one.
+CROSSDOCK_COLD bool is_row_of(const u32* ends, u32 stride, u32 row) {
+  return row < ends[row / stride];
+}
+}  // namespace detail
+
 // What has arrived of a dispatch that has not ended.
 struct EpArriving : EpArrived {
   const u32* ends;  // shared: of the rows of each source
 
-  CROSSDOCK_DEVICE bool holds(u32 row) const { return stride == 0 || row < ends[row / stride]; }
+  CROSSDOCK_DEVICE bool holds(u32 row) const {
+    return stride == 0 || detail::is_row_of(ends, stride, row);
+  }
   // The source of a row.
   CROSSDOCK_DEVICE u32 source_of(u32 row) const {
     u32 source = 0;
+    CROSSDOCK_NO_UNROLL
     while (ends[source] <= row)
       ++source;
     return source;
@@ -99,8 +109,7 @@ struct EpCopySources {
       const u32 source = i / most, block = i % most;
       if (block >= p.dispatch.source_blocks[source] || !takes(source)) continue;
       told = ep_wait_told(p.dispatch.common, b.told_word(what, source, block),
-                          {Phase::kRowFlag, source, b.epoch},
-                          [&] { return is_masked(gone(), source); });
+                          {Phase::kRowFlag, source, b.epoch}, mask());
     }
     return told;
   }
@@ -108,6 +117,7 @@ struct EpCopySources {
   CROSSDOCK_DEVICE u32 rows() const {
     if (p.dispatch.stride == 0) return ends[b.world() - 1];
     u32 sum = 0;
+    CROSSDOCK_NO_UNROLL
     for (u32 source = 0; source < b.world(); ++source)
       sum += ends[source] - source * p.dispatch.stride;
     return sum;
@@ -116,6 +126,7 @@ struct EpCopySources {
   CROSSDOCK_DEVICE u32 row_at(u32 n) const {
     if (p.dispatch.stride == 0) return n;
     u32 source = 0;
+    CROSSDOCK_NO_UNROLL
     for (; n >= ends[source] - source * p.dispatch.stride; ++source)
       n -= ends[source] - source * p.dispatch.stride;
     return source * p.dispatch.stride + n;
@@ -135,6 +146,10 @@ struct EpCopySources {
   }
 
  private:
+  // Where it is found out whether a source is gone; null: it never is.
+  CROSSDOCK_DEVICE const u32* mask() const {
+    return late() ? &p.dispatch.masking.mask->ranks : nullptr;
+  }
   // A source may first wait for a rank that is missing: with the longer deadline, the blocks that
   // dispatch here find out which.
   CROSSDOCK_DEVICE bool take_end() const {
@@ -145,10 +160,9 @@ struct EpCopySources {
       return true;
     }
     u64 word = 0;
-    const bool told = wait_until(
-        p.dispatch.common, {Phase::kRowFlag, source, b.epoch & 0xffffu},
-        [&] { return word = ptx::ld_relaxed_sys(b.end_word(source)); },
-        [&](u64 seen) { return tagged_with(seen, b.epoch) || is_masked(gone(), source); });
+    const bool told = wait_until(p.dispatch.common, {Phase::kRowFlag, source, b.epoch & 0xffffu},
+                                 word, RelaxedSys{b.end_word(source)},
+                                 OrMasked<UpperIs<48>>{tagged_with(b.epoch), mask(), source});
     if (!told || !tagged_with(word, b.epoch)) return told;
     const u64 value = word & kTaggedValueMask;
     if (ep_is_given_up(value)) return b.pass_on(source, value);

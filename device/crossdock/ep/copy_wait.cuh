@@ -3,19 +3,19 @@
 #pragma once
 
 #include <crossdock/comm/epoch.cuh>
+#include <crossdock/comm/polled_word.cuh>
 
 namespace crossdock::device {
 
-// Until the word is of this epoch, and all that came before it can be read; or until `gone()`. A
+// Until the word is of this epoch, and all that came before it can be read; or until the source is
+// in the mask, where there is one. A
 // later epoch will do: a source stores it over data of this one only when this rank has ended this
 // one. False when the rank aborts; the source is named if it does not come.
-template <class Gone>
 CROSSDOCK_DEVICE bool ep_wait_told(const LaunchCommon& c, const u32* word,
-                                   const Expected& epoch_of_source, const Gone& gone) {
-  const auto epoch = static_cast<u32>(epoch_of_source.value);
-  return wait_until(
-      c, epoch_of_source, [&] { return u64{ptx::ld_acquire_sys(word)}; },
-      [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - epoch) >= 0 || gone(); });
+                                   const Expected& epoch_of_source, const u32* mask) {
+  const Reached reached{static_cast<u32>(epoch_of_source.value)};
+  return wait_until(c, epoch_of_source, AcquireSys{word},
+                    OrMasked<Reached>{reached, mask, epoch_of_source.peer});
 }
 
 // Until a block of this rank has put its word of the epoch, and what came before it can be read.
@@ -23,9 +23,8 @@ CROSSDOCK_DEVICE bool ep_wait_told(const LaunchCommon& c, const u32* word,
 CROSSDOCK_DEVICE bool ep_wait_copy_word(const LaunchCommon& c, const u64* word, u32 epoch,
                                         u32& value) {
   u64 seen = 0;
-  const bool put = wait_until(
-      c, {Phase::kGridSync, kNoPeer, epoch}, [&] { return seen = ptx::ld_acquire_gpu(word); },
-      [&](u64 now) { return word_epoch(now) == epoch; });
+  const bool put =
+      wait_until(c, {Phase::kGridSync, kNoPeer, epoch}, seen, AcquireGpu{word}, UpperIs<32>{epoch});
   value = word_value(seen);
   return put;
 }

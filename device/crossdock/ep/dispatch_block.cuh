@@ -140,13 +140,12 @@ struct EpDispatchBlock {
     const Phase of_peer = kAcquires ? Phase::kEpochWord : Phase::kSourceFlag;
     const Phase phase = peer == rank() ? Phase::kGridSync : of_peer;
     u64 seen = 0;
-    const Came came = wait_or_mask(
-        p.common, p.masking, {phase, peer, epoch & 0xffffu},
-        [&] {
-          return seen = kAcquires ? ptx::ld_acquire_sys(word CROSSDOCK_PASS_SITE)
-                                  : ptx::ld_relaxed_sys(word CROSSDOCK_PASS_SITE);
-        },
-        [&](u64 now) { return tagged_with(now, epoch); } CROSSDOCK_PASS_SITE);
+    const auto test = tagged_with(epoch);
+    const WaitOutcome outcome =
+        kAcquires ? poll_until(p.common, phase, seen, AcquireSys{word}, test CROSSDOCK_PASS_SITE)
+                  : poll_until(p.common, phase, seen, RelaxedSys{word}, test CROSSDOCK_PASS_SITE);
+    const Came came = came_of(outcome, p.common, p.masking, {phase, peer, epoch & 0xffffu},
+                              seen CROSSDOCK_PASS_SITE);
     value = came == Came::kMasked ? kMaskedWord : seen & kTaggedValueMask;
     return came != Came::kAbort;
   }

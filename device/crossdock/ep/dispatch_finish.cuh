@@ -77,6 +77,7 @@ struct EpDispatchFinish {
 
  private:
   CROSSDOCK_DEVICE void take_experts() const {
+    CROSSDOCK_NO_UNROLL
     for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
       take_expert(i);
   }
@@ -111,12 +112,9 @@ struct EpDispatchFinish {
   }
   CROSSDOCK_DEVICE bool wait_flag_of(u32 source, u32 block) const {
     const u32* flag = b.block_flag(source, block);
-    return wait_or_mask(
-               b.p.common, b.p.masking,
-               {b.p.masking.late ? Phase::kSourceFlag : Phase::kArrival, source, b.epoch},
-               [&] { return u64{ptx::ld_acquire_sys(flag)}; },
-               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - b.epoch) >= 0; }) !=
-           Came::kAbort;
+    return wait_or_mask(b.p.common, b.p.masking,
+                        {b.p.masking.late ? Phase::kSourceFlag : Phase::kArrival, source, b.epoch},
+                        AcquireSys{flag}, Reached{b.epoch}) != Came::kAbort;
   }
   CROSSDOCK_DEVICE void note_wait(u32 source, u64 start) const {
     u64* waited = b.p.statistics.source_wait_ns;
@@ -138,6 +136,7 @@ struct EpDispatchFinish {
   // With masks: of the sources that have come. A block that has not chosen it says nothing.
   CROSSDOCK_DEVICE u32 selected(u32 expert) const {
     u32 selections = 0;
+    CROSSDOCK_NO_UNROLL
     for (u32 source = 0; source < b.world(); ++source) {
       if (!b.talks_to(source) || !comes(source)) continue;
       const u64* words = b.block_experts(source) + expert;

@@ -69,6 +69,7 @@ struct EpDispatchWarp {
   }
   // Instead of run() when the plan has failed.
   CROSSDOCK_DEVICE void give_up() {
+    CROSSDOCK_NO_UNROLL
     for (; stored < loaded; ++stored)
       settle_stage(b.p.common, full(stored % kConfig.stages), parity(stored));
   }
@@ -143,10 +144,8 @@ struct EpDispatchWarp {
     bool routed = true;
     if (lane == 0) {
       const u32* word = &b.p.state->routed[of_block];
-      routed = wait_until(
-          b.p.common, {Phase::kGridSync, kNoPeer, b.epoch},
-          [&] { return u64{ptx::ld_acquire_gpu(word)}; },
-          [&](u64 seen) { return static_cast<u32>(seen) == b.epoch; });
+      routed = wait_until(b.p.common, {Phase::kGridSync, kNoPeer, b.epoch}, AcquireGpu{word},
+                          UpperIs<0>{b.epoch});
     }
     if (ptx::any(kFullMask, !routed)) return false;
     ptx::sync_warp(kFullMask);  // a vote orders no memory: what lane 0 has acquired is for all
@@ -232,6 +231,7 @@ struct EpDispatchWarp {
       const u64 block = ptx::shuffle(kFullMask, reinterpret_cast<u64>(output), owner);
       auto* plane =
           reinterpret_cast<u32*>(block + out.scales) + ptx::shuffle(kFullMask, target, owner);
+      CROSSDOCK_NO_UNROLL
       for (u32 i = lane; i < out.scale_bytes / 4; i += kWarpSize)
         ptx::st_weak(plane + u64{i} * out.scale_columns, ptx::ld_shared(scales + i));
     }

@@ -61,6 +61,7 @@ struct EpExpertLists {
   }
   // Choices of the piece by warp and expert. Ends with a barrier.
   CROSSDOCK_DEVICE void count() const {
+    CROSSDOCK_NO_UNROLL
     for (u32 i = thread_index(); i < (kWarps + 2) * width; i += kThreads)
       counts[i] = 0;
     ThreadGroup::block().sync();
@@ -72,6 +73,7 @@ struct EpExpertLists {
   // Of the turn's `expert`, in the whole piece. Any thread, after count().
   CROSSDOCK_DEVICE u32 in_piece(u32 expert) const {
     u32 sum = 0;
+    CROSSDOCK_NO_UNROLL
     for (u32 w = 0; w < kWarps; ++w)
       sum += counts[w * width + expert];
     return sum;
@@ -87,8 +89,10 @@ struct EpExpertLists {
     if (warp == 0) place_experts();
     ThreadGroup::block().sync();
     place = begins[turn];
+    CROSSDOCK_NO_UNROLL
     for (u32 expert = thread_index(); expert < turn; expert += kThreads) {
       u32 next = begins[expert] + before[expert];
+      CROSSDOCK_NO_UNROLL
       for (u32 w = 0; w < kWarps; ++w) {
         const u32 n = counts[w * width + expert];
         counts[w * width + expert] = next;
@@ -100,6 +104,7 @@ struct EpExpertLists {
   // Choices of the expert of the turn that has most. Any thread, after begin().
   CROSSDOCK_DEVICE u32 most() const {
     u32 out = 0;
+    CROSSDOCK_NO_UNROLL
     for (u32 expert = 0; expert < turn; ++expert)
       out = max_of(out, total[expert]);
     return out;
@@ -126,8 +131,10 @@ struct EpExpertLists {
   CROSSDOCK_DEVICE void write_none() const { ptx::st_weak(to.offsets, 0u); }
   // Offsets, counts and padding of the turn's experts that are dealt to this block.
   CROSSDOCK_DEVICE void write_ends(u32 block, u32 blocks) const {
+    CROSSDOCK_NO_UNROLL
     for (u32 i = block + warp * blocks; i < turn; i += kWarps * blocks) {
       const u32 stop = begins[i + 1];
+      CROSSDOCK_NO_UNROLL
       for (u32 at = begins[i] + total[i] + lane; at < stop; at += kWarpSize)
         ptx::st_weak(to.rows + at, -1);
       if (lane != 0) continue;
@@ -166,9 +173,11 @@ struct EpExpertLists {
   // By one warp.
   CROSSDOCK_DEVICE void place_experts() const {
     u32 next = place;
+    CROSSDOCK_NO_UNROLL
     for (u32 i = 0; i < turn; i += kWarpSize) {
       const u32 mine = i + lane < turn ? round_up(total[i + lane], to.alignment) : 0;
       u32 sum = mine;
+      CROSSDOCK_NO_UNROLL
       for (u32 delta = 1; delta < kWarpSize; delta *= 2) {
         const u32 other = ptx::shuffle_up(kFullMask, sum, delta);
         if (lane >= delta) sum += other;

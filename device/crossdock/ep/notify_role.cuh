@@ -35,6 +35,7 @@ struct EpNotifyWarp {
 
   // Shared memory only.
   CROSSDOCK_DEVICE void prepare() const {
+    CROSSDOCK_NO_UNROLL
     for (u32 i = thread(); i < b.p.experts.experts; i += kThreads)
       b.template at<u32>(b.shared.histogram)[i] = 0;
   }
@@ -110,15 +111,13 @@ struct EpNotifyWarp {
     if (b.p.slot == kNoSlot) return true;
     const u32* pulled = b.p.view.template at<u32>(b.p.areas.pulled + source * sizeof(PaddedWord));
     const u32 target = ptx::ld_weak(&b.p.state->free_at[b.p.slot][source]);
-    return wait_or_mask(
-               b.p.common, b.p.masking, {Phase::kSlotFree, source, target},
-               [&] { return u64{ptx::ld_acquire_sys(pulled)}; },
-               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - target) >= 0; }) !=
-           Came::kAbort;
+    return wait_or_mask(b.p.common, b.p.masking, {Phase::kSlotFree, source, target},
+                        AcquireSys{pulled}, Reached{target}) != Came::kAbort;
   }
   CROSSDOCK_DEVICE void publish_routes(const EpPlan<Block>& plan) const {
     const u32 words = b.groups() * b.world();
     EpRoute* routes = b.global_route(b.block, 0);
+    CROSSDOCK_NO_UNROLL
     for (u32 i = thread(); i < words; i += kThreads) {
       const u32 destination = i % b.world();
       const EpRoute local = b.route(i / b.world(), destination);
@@ -147,6 +146,7 @@ struct EpNotifyWarp {
         if (ids[j] >= 0) ptx::red_add_shared(histogram + ids[j], 1u);
     }
     group.sync();
+    CROSSDOCK_NO_UNROLL
     for (u32 expert = thread(); expert < b.p.experts.experts; expert += kThreads) {
       const u32 selections = histogram[expert];
       if (selections == 0) continue;

@@ -65,6 +65,7 @@ struct EpCopyPipe {
   // Lets loads land that will not be stored.
   template <u32 kStages>
   CROSSDOCK_DEVICE void give_up() {
+    CROSSDOCK_NO_UNROLL
     for (; stored < loaded; ++stored)
       settle_stage(common, full + stored % kStages, stored / kStages & 1u);
   }
@@ -75,18 +76,26 @@ struct EpCopyPipe {
   }
 };
 
+// Where words of scales lie, by row or by column alike.
+struct EpScaleWords {
+  u64 row_bytes;   // from one row to the next
+  u64 word_bytes;  // from one word of a row to the next
+
+  // Of received rows, and of places.
+  CROSSDOCK_DEVICE static EpScaleWords of(const EpReceivedRows& from) {
+    return from.scale_columns == 0 ? EpScaleWords{from.scale_bytes, 4}
+                                   : EpScaleWords{4, u64{from.scale_columns} * 4};
+  }
+  CROSSDOCK_DEVICE static EpScaleWords of(const EpExpanded& to) {
+    return to.scales_by_column ? EpScaleWords{4, u64{to.scale_stride} * 4}
+                               : EpScaleWords{to.scale_stride, 4};
+  }
+};
 // Word `word` of a received row's scales.
 CROSSDOCK_DEVICE u32 ep_scale_word(const EpReceivedRows& from, u32 row, u32 word) {
-  const auto* words = reinterpret_cast<const u32*>(from.scales);
-  const u64 at = from.scale_columns == 0 ? u64{row} * (from.scale_bytes / 4) + word
-                                         : u64{word} * from.scale_columns + row;
-  return ptx::ld_weak(words + at);
-}
-// The same of a place.
-CROSSDOCK_DEVICE u32* ep_place_scale(const EpExpanded& to, u64 place, u32 word) {
-  return to.scales_by_column
-             ? reinterpret_cast<u32*>(to.scales) + u64{word} * to.scale_stride + place
-             : reinterpret_cast<u32*>(to.scales + place * to.scale_stride) + word;
+  const auto at = EpScaleWords::of(from);
+  return ptx::ld_weak(
+      reinterpret_cast<const u32*>(from.scales + row * at.row_bytes + word * at.word_bytes));
 }
 // The scales of several rows to their places, so that their loads are on their way together. By a
 // warp.
@@ -98,22 +107,28 @@ struct EpScaleRows {
 
   CROSSDOCK_DEVICE void copy(const EpExpanded& to, const EpReceivedRows& from) const {
     const u32 words = from.scale_bytes / 4;
+    const auto have = EpScaleWords::of(from), want = EpScaleWords::of(to);
+    CROSSDOCK_NO_UNROLL
     for (u32 word = lane_index(); word - lane_index() < words; word += kWarpSize) {
+      const bool inside = word < words;
+      const u8* there = from.scales + word * have.word_bytes;
       u32 values[kRows]{};
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kRows; ++j)
-        if (j < count && word < words) values[j] = ep_scale_word(from, rows[j], word);
+        if (j < count && inside)
+          values[j] = ptx::ld_weak(reinterpret_cast<const u32*>(there + rows[j] * have.row_bytes));
+      u8* here = to.scales + word * want.word_bytes;
       CROSSDOCK_UNROLL
       for (u32 j = 0; j < kRows; ++j)
-        put(to, places[j], word, word < words, values[j]);
+        put(here, places[j], want.row_bytes, inside, values[j]);
     }
   }
   // The lane's word to all places of the row.
-  CROSSDOCK_DEVICE static void put(const EpExpanded& to, u64 place, u32 word, bool inside,
-                                   u32 value) {
+  CROSSDOCK_DEVICE static void put(u8* first, u64 place, u64 bytes, bool inside, u32 value) {
+    CROSSDOCK_NO_UNROLL
     for (u32 left = ptx::ballot(kFullMask, place != kNoPlace); left != 0; left &= left - 1) {
       const u64 at = ptx::shuffle(kFullMask, place, lowest_bit(left));
-      if (inside) ptx::st_weak(ep_place_scale(to, at, word), value);
+      if (inside) ptx::st_weak(reinterpret_cast<u32*>(first + at * bytes), value);
     }
   }
 };
@@ -121,6 +136,7 @@ struct EpScaleRows {
 CROSSDOCK_DEVICE void ep_clear_row(const EpExpanded& to, u64 place, u32 row_bytes) {
   if (to.rows == nullptr) return;
   auto* row = reinterpret_cast<U32x4*>(to.rows + place * to.row_stride);
+  CROSSDOCK_NO_UNROLL
   for (u32 i = lane_index(); i < row_bytes / sizeof(U32x4); i += kWarpSize)
     ptx::st_weak(row + i, U32x4{});
 }
@@ -133,8 +149,11 @@ CROSSDOCK_DEVICE void ep_put_source(const EpExpanded& to, u64 place, EpSource so
 CROSSDOCK_DEVICE void ep_clear_place(const EpExpanded& to, const EpReceivedRows& from, u64 place) {
   ep_clear_row(to, place, from.row_bytes);
   const u32 words = to.scales == nullptr ? 0 : from.scale_bytes / 4;
+  const auto at = EpScaleWords::of(to);
+  CROSSDOCK_NO_UNROLL
   for (u32 word = lane_index(); word < words; word += kWarpSize)
-    ptx::st_weak(ep_place_scale(to, place, word), 0u);
+    ptx::st_weak(reinterpret_cast<u32*>(to.scales + place * at.row_bytes + word * at.word_bytes),
+                 0u);
   if (lane_index() != 0) return;
   if (to.weights != nullptr) ptx::st_weak(to.weights + place, 0.0f);
   if (to.sources != nullptr) ep_put_source(to, place, {-1, -1});

@@ -57,6 +57,7 @@ struct EpPlan {
       if (token < b.count) valid &= destinations(b.first + token, ranks);
       ranks &= ~b.masked;
       u32 mine = 0;
+      CROSSDOCK_NO_UNROLL
       for (u32 d = 0; d < b.world(); ++d) {
         const u32 tokens = ptx::ballot(kFullMask, (ranks >> d & 1u) != 0);
         if (lane_index() == d) mine = tokens;
@@ -72,6 +73,7 @@ struct EpPlan {
     const u32 quads = ep_quads(b.world());
     const u64 given_up = failed ? b.given_up() : 0;
     u64* here = b.count_words(b.rank(), b.block);
+    CROSSDOCK_NO_UNROLL
     for (u32 quad = 0; quad < quads; ++quad) {
       u64 word = given_up;
       CROSSDOCK_UNROLL
@@ -98,12 +100,14 @@ struct EpPlan {
     const u32 begin = b.fixed() ? b.rank() * b.p.most_blocks * quads : 0;
     Sum4 sum;
     bool got = true;
+    CROSSDOCK_NO_UNROLL
     for (u32 i = begin + thread_index(); i < words && got; i += kThreads) {
       const u32 source = i / quads / b.p.most_blocks;
       const u32 of_block = i / quads % b.p.most_blocks;
       if (of_block < b.p.source_blocks[source]) got = add_word(source, of_block, quad, sum);
     }
     u32 mine = 0;
+    CROSSDOCK_NO_UNROLL
     for (u32 q = 0; q < quads; ++q)
       CROSSDOCK_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -191,6 +195,7 @@ struct EpPlan {
   CROSSDOCK_DEVICE u32 count() const {
     u32 total = 0;
     if (lane_index() >= b.world()) return total;
+    CROSSDOCK_NO_UNROLL
     for (u32 group = 0; group < b.groups(); ++group) {
       EpRoute& route = b.route(group, lane_index());
       if (!b.reuses()) route.row = total;

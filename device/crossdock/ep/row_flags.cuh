@@ -89,6 +89,7 @@ struct EpNoteWriter {
   }
   CROSSDOCK_DEVICE void tell(u32 until) {
     ptx::sync_warp(kFullMask);  // all lanes' stores and notes, for what lane 0 hands over
+    CROSSDOCK_NO_UNROLL
     for (; told < until; ++told)
       if (lane_index() == 0) ptx::mbarrier_arrive(notes.sent(told));
   }
@@ -118,6 +119,7 @@ struct EpRowFlagWarp {
   // How many notes of the lane's dispatch warp are there.
   CROSSDOCK_DEVICE u32 look() const {
     u32 sent = 0;
+    CROSSDOCK_NO_UNROLL
     while (!done && sent < Notes::kNotes &&
            ptx::mbarrier_test_wait(notes.sent(taken + sent), notes.parity(taken + sent)))
       ++sent;
@@ -126,6 +128,7 @@ struct EpRowFlagWarp {
   CROSSDOCK_DEVICE void raise(u32 sent) {
     // The rows, which the arrivals at `sent` have handed over, before the flags.
     ptx::fence_acq_rel_sys();
+    CROSSDOCK_NO_UNROLL
     for (u32 i = 0; i < sent && !done; ++i) {
       const u32* rows = notes.note(taken);
       done = rows[0] == Notes::kEnd;

@@ -71,30 +71,28 @@ struct EpRowsToCome {
         lane(lane_index()) {
     fill();
   }
-  // A row that has come; kNoRow: none now. Bulk loads of it may follow.
-  CROSSDOCK_DEVICE u32 look() {
-    if (ready == 0) search();
-    if (ready == 0) return kNoRow;
-    const u32 i = lowest_bit(ready);
-    ready &= ready - 1;
-    return row(group * kWarpSize + i);
-  }
-  // As look(), but waits. kNoRow: none is left, or the rank aborts, and `failed` says so.
-  CROSSDOCK_DEVICE u32 wait() {
-    const u64 deadline = deadline_of(b.p.common, Phase::kRowFlag);
-    const u64 since = ptx::global_timer();
+  // A row that has come, of which bulk loads may follow; kNoRow: none now. When it `waits`: none is
+  // left, or the rank aborts, and `failed` says so.
+  CROSSDOCK_DEVICE u32 next(bool waits) {
+    u64 since = 0;
     for (u32 turn = 1;; ++turn) {
-      const u32 found = look();
-      if (found != kNoRow || !left()) return found;
+      if (ready == 0) search();
+      if (ready != 0) break;
+      if (!waits || !left()) return kNoRow;
+      if (turn == 1) since = ptx::global_timer();
       if (sources.late()) forget();
       ptx::spin("rows to copy");
       ptx::nanosleep(200);
       if (turn % kTurnsPerCheck != 0) continue;
+      const u64 deadline = deadline_of(b.p.common, Phase::kRowFlag);
       const bool late = ptx::any(kFullMask, ptx::global_timer() - since > deadline);
       if (late) report();
       failed = ptx::any(kFullMask, late || aborted(b.p.common));
       if (failed) return kNoRow;
     }
+    const u32 i = lowest_bit(ready);
+    ready &= ready - 1;
+    return row(group * kWarpSize + i);
   }
 
  private:
@@ -114,6 +112,7 @@ struct EpRowsToCome {
   // Forgets the lane's rows that are not `wanted`.
   template <class Wanted>
   CROSSDOCK_DEVICE void keep(const Wanted& wanted) {
+    CROSSDOCK_NO_UNROLL
     for (u32 bits = missing; bits != 0; bits &= bits - 1) {
       const u32 i = lowest_bit(bits);
       if (!wanted(lane * kWarpSize + i)) missing &= ~(1u << i);
@@ -135,6 +134,7 @@ struct EpRowsToCome {
       fill();
       groups = ptx::ballot(kFullMask, missing != 0);
     }
+    CROSSDOCK_NO_UNROLL
     for (; groups != 0; groups &= groups - 1) {
       group = lowest_bit(groups);
       const u32 of_group = ptx::shuffle(kFullMask, missing, group);

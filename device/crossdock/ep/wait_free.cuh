@@ -4,6 +4,7 @@
 #pragma once
 
 #include <crossdock/comm/masking.cuh>
+#include <crossdock/comm/polled_word.cuh>
 #include <crossdock/layout/ep.cuh>
 
 namespace crossdock::device {
@@ -18,11 +19,8 @@ CROSSDOCK_DEVICE bool ep_wait_free(const LaunchCommon& common, const SymmetricVi
   if (source < view.world && !is_masked(masked_ranks(free.masking), source)) {
     const u32 target = ptx::ld_weak(free.at + source);
     const u32* pulled = view.at<u32>(free.pulled + source * sizeof(PaddedWord));
-    done = wait_or_mask(
-               common, free.masking, {Phase::kSlotFree, source, target},
-               [&] { return u64{ptx::ld_acquire_sys(pulled)}; },
-               [&](u64 seen) { return static_cast<i32>(static_cast<u32>(seen) - target) >= 0; }) !=
-           Came::kAbort;
+    done = wait_or_mask(common, free.masking, {Phase::kSlotFree, source, target},
+                        AcquireSys{pulled}, Reached{target}) != Came::kAbort;
   }
   return !ThreadGroup::block().any(!done);
 }

@@ -19,6 +19,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#define CROSSDOCK_CALLS_COLD
+
 #include <crossdock/ep/copy_role.cuh>
 #include <crossdock/ep/dispatch_run.cuh>
 
