@@ -224,6 +224,7 @@ int dump(const DumpOptions& wanted) {
 struct BudgetOptions {
   std::string file;
   std::vector<int> archs;
+  std::vector<std::string> names;
   bool update = false;
 };
 
@@ -234,6 +235,14 @@ Result<jit::Budgets> read_budgets(const std::string& path) {
   return jit::parse_budgets(text);
 }
 
+// Empty, or what is over the budget.
+std::string breach(const KernelSpec& spec, const jit::Binary& binary, const jit::Budgets& budgets) {
+  std::string wrong = budget_breach(spec, binary.use, budgets);
+  if (!wrong.empty()) return wrong;
+  const auto bytes = jit::code_bytes(binary.image);
+  return bytes.ok() ? code_breach(spec, *bytes, budgets) : bytes.error().message;
+}
+
 // Prints a line a variant; returns how many are over.
 int check_budgets(const std::vector<KernelSpec>& specs,
                   const std::vector<Result<jit::Binary>>& results, const jit::Budgets& budgets) {
@@ -241,7 +250,7 @@ int check_budgets(const std::vector<KernelSpec>& specs,
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& result = results[i];
     const std::string wrong =
-        result.ok() ? budget_breach(specs[i], result->use, budgets) : result.error().message;
+        result.ok() ? breach(specs[i], *result, budgets) : result.error().message;
     const int registers = result.ok() ? result->use.registers : 0;
     const int spilled = result.ok() ? result->use.spill_bytes : 0;
     fmt::print("{}  {}: {} registers, {} bytes spilled{}{}\n", wrong.empty() ? "ok  " : "OVER",
@@ -256,12 +265,15 @@ int update_budgets(const std::string& path, const std::vector<KernelSpec>& specs
                    const std::vector<Result<jit::Binary>>& results, jit::Budgets budgets) {
   int failed = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (!results[i].ok() || results[i]->use.spill_bytes > 0) {
+    const auto bytes = results[i].ok() ? jit::code_bytes(results[i]->image) : results[i].error();
+    if (!bytes.ok() || results[i]->use.spill_bytes > 0) {
       ++failed;
       continue;
     }
     const auto& use = results[i]->use;
-    budgets[specs[i].title()] = {.registers = use.registers, .shared_bytes = use.shared_bytes};
+    budgets[specs[i].title()] = {.registers = use.registers,
+                                 .shared_bytes = use.shared_bytes,
+                                 .code_bytes = jit::code_budget(*bytes)};
   }
   std::ofstream file(path, std::ios::trunc);
   file << jit::budgets_json(budgets);
@@ -275,7 +287,7 @@ int budget(const BudgetOptions& wanted) {
   auto options = load_options({});
   if (!options.ok()) return report(options.error());
   options->cache.folder.clear();  // measured, not remembered
-  const auto specs = chosen_kernels(wanted.archs, {});
+  const auto specs = chosen_kernels(wanted.archs, wanted.names);
   if (!specs.ok()) return report(specs.error());
   const auto deadline = Deadline::in(std::chrono::minutes(20));
   Jit jit(*options);
@@ -320,9 +332,11 @@ void add_prune(CLI::App& jit) {
 void add_budget(CLI::App& jit) {
   auto options = std::make_shared<BudgetOptions>();
   CLI::App* sub = jit.add_subcommand(
-      "budget", "Compile every kernel variant; fail on spills and on registers over the budget");
+      "budget",
+      "Compile every kernel variant; fail on spills, and on registers or code over the budget");
   sub->add_option("--file", options->file, "The budget file, device/budget.json")->required();
   sub->add_option("--sm", options->archs, "Architectures, as in 90; default is all");
+  sub->add_option("--kernel", options->names, "Kernels by name; default is all");
   sub->add_flag("--update", options->update, "Write the measured figures to the file");
   sub->callback(run(options, budget));
 }

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,6 +54,9 @@ Result<Binary> decode(std::span<const std::byte> file);
 
 // The kernels in a cubin, by name. kCorrupt when it is not an ELF file of the GPU.
 Result<std::vector<std::string>> kernel_symbols(std::span<const std::byte> cubin);
+
+// Of all instructions in a cubin: what a compiler takes longest for. kCorrupt as above.
+Result<std::uint64_t> code_bytes(std::span<const std::byte> cubin);
 
 // Reads the figures that ptxas prints with -v; absent figures stay 0.
 ResourceUse parse_ptxas_log(std::string_view log);

@@ -46,9 +46,9 @@ int number_before(std::string_view line, std::string_view unit) {
   return value;
 }
 
-}  // namespace
-
-Result<std::vector<std::string>> kernel_symbols(std::span<const std::byte> cubin) {
+// Calls `visit(name, section)` for every section.
+template <class Visit>
+Result<void> each_section(std::span<const std::byte> cubin, const Visit& visit) {
   Elf64_Ehdr header{};
   if (!read_at(cubin, 0, header) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
       header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != kElfMachineCuda ||
@@ -59,15 +59,31 @@ Result<std::vector<std::string>> kernel_symbols(std::span<const std::byte> cubin
   };
   Elf64_Shdr names{};
   if (header.e_shoff > cubin.size() || !section_at(header.e_shstrndx, names)) return not_a_cubin();
-  std::vector<std::string> symbols;
   for (unsigned i = 0; i < header.e_shnum; ++i) {
     Elf64_Shdr section{};
     if (!section_at(i, section)) return not_a_cubin();
     if (names.sh_offset > cubin.size()) return not_a_cubin();
-    const auto name = text_at(cubin.subspan(names.sh_offset), section.sh_name);
-    if (name.starts_with(kKernelPrefix)) symbols.emplace_back(name.substr(kKernelPrefix.size()));
+    visit(text_at(cubin.subspan(names.sh_offset), section.sh_name), section);
   }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> kernel_symbols(std::span<const std::byte> cubin) {
+  std::vector<std::string> symbols;
+  CROSSDOCK_CHECK_OK(each_section(cubin, [&](std::string_view name, const Elf64_Shdr&) {
+    if (name.starts_with(kKernelPrefix)) symbols.emplace_back(name.substr(kKernelPrefix.size()));
+  }));
   return symbols;
+}
+
+Result<std::uint64_t> code_bytes(std::span<const std::byte> cubin) {
+  std::uint64_t bytes = 0;
+  CROSSDOCK_CHECK_OK(each_section(cubin, [&](std::string_view, const Elf64_Shdr& section) {
+    if ((section.sh_flags & SHF_EXECINSTR) != 0) bytes += section.sh_size;
+  }));
+  return bytes;
 }
 
 ResourceUse parse_ptxas_log(std::string_view log) {

@@ -87,15 +87,27 @@ Result<Budgets> parse_budgets(std::string_view json) {
         !entry.value("shared_bytes", Json()).is_number_integer())
       return invalid_argument(
           fmt::format("budget of {}: must have whole numbers registers and shared_bytes", title));
-    budgets[title] = {.registers = entry["registers"], .shared_bytes = entry["shared_bytes"]};
+    const Json code = entry.value("code_bytes", Json(0u));
+    if (!code.is_number_unsigned())
+      return invalid_argument(
+          fmt::format("budget of {}: code_bytes is a whole number, or is left out", title));
+    budgets[title] = {
+        .registers = entry["registers"], .shared_bytes = entry["shared_bytes"], .code_bytes = code};
   }
   return budgets;
 }
 
+std::uint64_t code_budget(std::uint64_t code_bytes) {
+  constexpr std::uint64_t kStep = 4096;
+  return (code_bytes + code_bytes / 20 + kStep - 1) / kStep * kStep;
+}
+
 std::string budgets_json(const Budgets& budgets) {
   Json list = Json::object();
-  for (const auto& [title, budget] : budgets)
+  for (const auto& [title, budget] : budgets) {
     list[title] = {{"registers", budget.registers}, {"shared_bytes", budget.shared_bytes}};
+    if (budget.code_bytes != 0) list[title]["code_bytes"] = budget.code_bytes;
+  }
   return list.dump(2) + "\n";
 }
 
@@ -112,6 +124,16 @@ std::string budget_breach(const KernelSpec& spec, const ResourceUse& use, const 
     return fmt::format("uses {} bytes of static shared memory, its budget is {}", use.shared_bytes,
                        found->second.shared_bytes);
   return {};
+}
+
+std::string code_breach(const KernelSpec& spec, std::uint64_t code_bytes, const Budgets& budgets) {
+  const auto found = budgets.find(spec.title());
+  const std::uint64_t most = found == budgets.end() ? 0 : found->second.code_bytes;
+  if (most == 0 || code_bytes <= most) return {};
+  return fmt::format(
+      "has {} bytes of code, its budget is {}: so much takes long to compile; look "
+      "for parts that are unrolled or inlined more than once (docs/design/device.md)",
+      code_bytes, most);
 }
 
 }  // namespace crossdock::jit

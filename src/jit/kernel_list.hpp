@@ -2,6 +2,7 @@
 // the library. Values. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -23,11 +24,16 @@ Result<std::vector<KernelSpec>> known_kernels();
 struct Budget {
   int registers = 0;
   int shared_bytes = 0;
+  std::uint64_t code_bytes = 0;  // 0: any
 };
+// What a variant with so much code gets: somewhat more, so that a line more is no breach.
+std::uint64_t code_budget(std::uint64_t code_bytes);
 using Budgets = std::map<std::string, Budget>;
 Result<Budgets> parse_budgets(std::string_view json);
 std::string budgets_json(const Budgets& budgets);
 // Empty, or what is wrong with the variant: spills, or more than its budget, or no budget.
 std::string budget_breach(const KernelSpec& spec, const ResourceUse& use, const Budgets& budgets);
+// The same of its code, which decides how long it takes to compile.
+std::string code_breach(const KernelSpec& spec, std::uint64_t code_bytes, const Budgets& budgets);
 
 }  // namespace crossdock::jit

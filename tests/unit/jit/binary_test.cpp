@@ -62,6 +62,12 @@ TEST(Cubin, NamesItsKernels) {
   EXPECT_EQ(only_kernel(fill_spec(), make_cubin({})).code(), Code::kInternal);
 }
 
+TEST(Cubin, TellsHowMuchCodeThereIs) {
+  EXPECT_EQ(code_bytes(make_cubin({"a", "b"})).value(), 2 * kCodeBytes);
+  EXPECT_EQ(code_bytes(make_cubin({})).value(), 0u);
+  EXPECT_EQ(code_bytes(std::vector<std::byte>(8)).code(), Code::kCorrupt);
+}
+
 TEST(Cubin, DamageNeverReadsOutside) {
   const auto cubin = make_cubin({"kernel"});
   for (std::size_t size = 0; size < cubin.size(); ++size) {

@@ -45,7 +45,8 @@ inline void write_text(const std::filesystem::path& path, std::string_view text)
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
 }
 
-// The smallest cubin with kernels of these names: section names only.
+inline constexpr std::uint64_t kCodeBytes = 128;  // of each kernel, as make_cubin says
+// The smallest cubin with kernels of these names: section names and sizes only.
 inline std::vector<std::byte> make_cubin(const std::vector<std::string>& kernels) {
   std::string names(1, '\0');
   std::vector<Elf64_Shdr> sections(2);
@@ -54,6 +55,10 @@ inline std::vector<std::byte> make_cubin(const std::vector<std::string>& kernels
     section.sh_name = static_cast<Elf64_Word>(names.size());
     names += ".nv.constant0." + kernel + '\0';
     sections.push_back(section);
+    Elf64_Shdr code{};
+    code.sh_flags = SHF_ALLOC | SHF_EXECINSTR;
+    code.sh_size = kCodeBytes;  // which these images do not have
+    sections.push_back(code);
   }
   Elf64_Ehdr header{};
   std::memcpy(header.e_ident, ELFMAG, SELFMAG);

@@ -145,5 +145,24 @@ TEST(BudgetTest, SpillsExcessAndAbsenceAreBreaches) {
   EXPECT_EQ(parse_budgets("{\"x\": {\"registers\": \"many\"}}").code(), Code::kInvalidArgument);
 }
 
+TEST(BudgetTest, MoreCodeThanTheBudgetIsABreach) {
+  const KernelSpec spec = fill_spec();
+  const auto budgets = parse_budgets(
+      R"({"fill{.threads = 256} for sm_90a": {"registers": 32, "shared_bytes": 0, "code_bytes": 4096},
+          "fill{.threads = 512} for sm_90a": {"registers": 32, "shared_bytes": 0}})");
+  ASSERT_TRUE(budgets.ok()) << budgets.error().describe();
+  EXPECT_EQ(code_breach(spec, 4096, *budgets), "");
+  EXPECT_THAT(code_breach(spec, 4097, *budgets),
+              HasSubstr("4097 bytes of code, its budget is 4096"));
+  EXPECT_EQ(code_breach(fill_spec(512), 1 << 30, *budgets), "") << "none is given";
+  const auto again = parse_budgets(budgets_json(*budgets));
+  ASSERT_TRUE(again.ok()) << again.error().describe();
+  EXPECT_EQ(again->at(spec.title()).code_bytes, 4096u);
+  EXPECT_EQ(again->at(fill_spec(512).title()).code_bytes, 0u);
+  EXPECT_EQ(code_budget(100'000), 106'496u) << "a twentieth more, in whole steps";
+  EXPECT_EQ(parse_budgets(R"({"x": {"registers": 1, "shared_bytes": 0, "code_bytes": -1}})").code(),
+            Code::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace crossdock::jit
