@@ -29,9 +29,6 @@ void need_count(const char* name, int64_t count, int64_t wanted) {
     refuse(fmt::format("{}: {} has {} numbers: it must have {}", kGemm, name, count, wanted));
 }
 
-bool is_byte(const Tensor& t) {
-  return t.is(dlpack::kUint, 1) || t.is(dlpack::kFloat8E8m0fnu, 1);
-}
 constexpr int64_t kFp4Block = crossdock::device::kFp4BlockBytes;  // of 128 x 128 weights
 
 moe::Format format_of_rows(const Tensor& t) {
@@ -65,7 +62,7 @@ void read_weights(moe::GemmCall& call, const Arguments& a, uint32_t experts) {
   if (name != "auto" && format_of(a.of("format")) != w.format)
     refuse(fmt::format("{}: weights is {}, which is not {}", kGemm, rows.describe(), name));
   const bool blocks = w.format == moe::Format::kE2m1;
-  if (blocks && (!is_byte(rows) || rows.shape[1] % kFp4Block != 0))
+  if (blocks && (!rows.is_byte() || rows.shape[1] % kFp4Block != 0))
     refuse(fmt::format("{}: weights is {}: in e2m1 its rows are blocks of {} bytes, as uint8",
                        kGemm, rows.describe(), kFp4Block));
   w.experts = experts;
@@ -76,13 +73,13 @@ void read_weights(moe::GemmCall& call, const Arguments& a, uint32_t experts) {
   w.rows = a.read(rows);
   auto scales = a.find("weight_scales");
   if (!scales) return;
-  if (!scales->is(dlpack::kFloat, 4) && !is_byte(*scales))
+  if (!scales->is(dlpack::kFloat, 4) && !scales->is_byte())
     refuse(
         fmt::format("{}: weight_scales is {}: it must be float32, or ue8m0 as uint8 or "
                     "float8_e8m0fnu",
                     kGemm, scales->describe()));
   need_matrix(kGemm, *scales, n / 128, k / 128);
-  call.scale_type = is_byte(*scales) ? moe::ScaleType::kUe8m0 : moe::ScaleType::kF32;
+  call.scale_type = scales->is_byte() ? moe::ScaleType::kUe8m0 : moe::ScaleType::kF32;
   w.scales = a.read(*scales);
 }
 // What such weights multiply.

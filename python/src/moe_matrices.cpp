@@ -37,10 +37,6 @@ struct Scales {
   bool f32 = true, bytes = false;
 };
 
-bool is_byte(const Tensor& t) {
-  return t.is(dlpack::kUint, 1) || t.is(dlpack::kFloat8E8m0fnu, 1);
-}
-
 Tensor matrix_of(const char* name, nb::handle object, std::optional<ArrayShape> shape) {
   const Tensor t = tensor_of(object, kPrepare, name);
   if (t.dims != 2 || (shape && (t.shape[0] != shape->rows || t.shape[1] != shape->columns)))
@@ -60,7 +56,7 @@ Tensor scales_of(const char* name, nb::handle object, int64_t rows, int64_t colu
                  const Scales& kind) {
   if (object.is_none()) return {};
   const Tensor t = matrix_of(name, object, ArrayShape{rows / kind.rows, columns / kind.columns});
-  if ((kind.f32 && t.is(dlpack::kFloat, 4)) || (kind.bytes && is_byte(t))) return t;
+  if ((kind.f32 && t.is(dlpack::kFloat, 4)) || (kind.bytes && t.is_byte())) return t;
   const char* const types = kind.f32 && kind.bytes ? "float32, or ue8m0 as uint8 or float8_e8m0fnu"
                             : kind.f32             ? "float32"
                                                    : "ue8m0 as uint8 or float8_e8m0fnu";
@@ -99,7 +95,7 @@ moe::Number number_of(const Tensor& t, const std::string& name) {
   if (name == "auto") return number_of(t);
   if (name != "e2m1")
     refuse(fmt::format("{}: number = {} must be one of \"auto\", \"e2m1\"", kPrepare, name));
-  if (is_byte(t) || t.is(dlpack::kFloat4E2m1fnX2, 1)) return moe::Number::kE2m1;
+  if (t.is_byte() || t.is(dlpack::kFloat4E2m1fnX2, 1)) return moe::Number::kE2m1;
   refuse(fmt::format("{}: {} is {}: in e2m1 it is uint8 or float4_e2m1fn_x2, two values in a byte",
                      kPrepare, t.name, t.describe()));
 }
@@ -108,7 +104,7 @@ moe::Number number_of(const Tensor& t, const std::string& name) {
 moe::Format format_of_prepared(const Tensor& t, const std::string& name) {
   if (name != "auto") {
     const moe::Format format = format_of(nb::str(name.c_str()));
-    const bool bytes = is_byte(t) || t.is(dlpack::kFloat8E4m3fn, 1);
+    const bool bytes = t.is_byte() || t.is(dlpack::kFloat8E4m3fn, 1);
     if (format == moe::Format::kBf16 ? t.is_bf16() : bytes) return format;
     refuse(fmt::format("{}: gate_up is {}, which is not {}", kPrepare, t.describe(), name));
   }

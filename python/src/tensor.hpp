@@ -44,6 +44,10 @@ struct Tensor {
   [[nodiscard]] bool is_bf16() const {
     return is(dlpack::kBfloat, 2) || (framework != Framework::kTorch && is(dlpack::kUint, 2));
   }
+  // Codes of a byte each: uint8, or the powers of two that scales of e8m0 are.
+  [[nodiscard]] bool is_byte() const {
+    return is(dlpack::kUint, 1) || is(dlpack::kFloat8E8m0fnu, 1);
+  }
   [[nodiscard]] uint64_t row_bytes() const { return static_cast<uint64_t>(shape[1]) * item_bytes; }
   // Bytes from one row to the next; 0 where there is at most one row.
   [[nodiscard]] uint64_t row_stride() const {
