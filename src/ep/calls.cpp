@@ -5,13 +5,12 @@
 #include <fmt/format.h>
 
 #include "ep/handle.hpp"
+#include "symm/strides.hpp"
 
 namespace crossdock::ep {
 namespace {
 
-u64 or_dense(u64 stride, u64 dense) {
-  return stride == 0 ? dense : stride;
-}
+using symm::or_dense;
 
 // Whether a warp takes whole tokens; where there are few it takes parts of them, so small that
 // every warp has two.

@@ -4,18 +4,18 @@
 
 #include "ep/handle.hpp"
 #include "symm/pointers.hpp"
+#include "symm/strides.hpp"
 
 namespace crossdock::ep {
 namespace {
+
+using symm::or_dense;
 
 bool aligned(const void* p, u64 alignment) {
   return reinterpret_cast<std::uintptr_t>(p) % alignment == 0;
 }
 bool on_sixteen(const void* p, u64 stride) {
   return aligned(p, 16) && stride % 16 == 0;
-}
-u64 or_dense(u64 stride, u64 dense) {
-  return stride == 0 ? dense : stride;
 }
 
 }  // namespace

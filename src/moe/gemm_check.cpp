@@ -5,9 +5,12 @@
 #include <fmt/format.h>
 
 #include "moe/gemm_core.hpp"
+#include "symm/strides.hpp"
 
 namespace crossdock::moe {
 namespace {
+
+using symm::or_dense;
 
 constexpr u64 kMostRows = 0x7fffffff;  // rows are numbered by 32 bits in the GPU's copies
 
@@ -17,9 +20,6 @@ bool aligned(const void* p, u64 alignment) {
 // Of the rows that weights of a format multiply.
 Format input_format(const GemmCall& call) {
   return call.weights.format == Format::kBf16 ? Format::kBf16 : Format::kE4m3;
-}
-u64 or_dense(u64 given, u64 dense) {
-  return given == 0 ? dense : given;
 }
 u32 width_of(Format format) {
   return format == Format::kBf16 ? 2 : 1;
