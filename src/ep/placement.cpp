@@ -228,9 +228,13 @@ Handle Core::make_handle(RankState& state, const Placement& placement, const Dis
                  .source_ends = p.result.source_ends,
                  .source_stride = p.stride,
                  .expert_counts = p.result.expert_counts};
-  if (placement.input != nullptr)
-    h->input = {.rows = placement.input + state.combine.input.rows,
-                .weights = reinterpret_cast<float*>(placement.input + state.combine.input.weights)};
+  if (placement.input != nullptr) {
+    const device::EpInputLayout& input =
+        slot.kind == SlotKind::kSmall ? state.small[placement.index - options_.slots].combine.input
+                                      : state.combine.input;
+    h->input = {.rows = placement.input + input.rows,
+                .weights = reinterpret_cast<float*>(placement.input + input.weights)};
+  }
   return Handle(std::move(h));
 }
 

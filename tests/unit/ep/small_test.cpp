@@ -119,6 +119,54 @@ TEST(EpSmallGroup, SmallAndLargePathsInOneLoop) {
   }
 }
 
+// Slots of the two paths differ in size: all that goes with a handle of few tokens lies in its own.
+TEST(EpSmallGroup, FewerTokensThanTheLargePathTakes) {
+  for (const u32 world : {1u, 2u, 3u, 4u})
+    for (const u32 tokens : {4u, 12u}) {
+      SCOPED_TRACE("world " + std::to_string(world) + " tokens " + std::to_string(tokens));
+      const EpCase c{.world = world, .max_tokens = tokens, .biases = 1, .fixed = true};
+      auto options = ep_options(c, symm::Backend::kCpu);
+      options.ep.max_tokens = 64 * tokens;
+      EpGroupRig rig(c, ep::Group::create(options).value());
+      const EpInputs inputs(c, world);
+      const EpReference reference(c, inputs);
+      rig.load(inputs);
+      std::vector<ep::Handle> held;
+      std::vector<std::vector<u8>> rows;
+      const auto received = [&](const ep::Handle& handle) {
+        const auto& got = handle.received();
+        return symm::download(rig.rank(handle.rank()), static_cast<const u8*>(got.rows),
+                              u64{got.capacity} * got.row_bytes, ep_soon())
+            .value();
+      };
+      for (u32 r = 0; r < world; ++r)
+        held.push_back(rig.group().dispatch(r, rig.tokens(r), {.path = ep::Path::kLarge}).value());
+      ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+      for (const auto& handle : held)
+        rows.push_back(received(handle));
+      for (u32 turn = 1; turn <= 3; ++turn) {
+        std::vector<ep::Handle> handles;
+        for (u32 r = 0; r < world; ++r)
+          handles.push_back(
+              rig.group()
+                  .dispatch(r, rig.tokens(r), {.path = ep::Path::kSmall, .most_tokens = tokens})
+                  .value());
+        ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+        for (const auto& handle : handles) {
+          ASSERT_NO_FATAL_FAILURE(rig.check(handle, reference));
+          rig.write_expert_rows(handle, inputs, turn);
+        }
+        for (const auto& handle : handles)
+          ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+        ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+        for (u32 r = 0; r < world; ++r) {
+          ASSERT_NO_FATAL_FAILURE(rig.check_combined(r, reference, turn));
+          EXPECT_EQ(received(held[r]), rows[r]);
+        }
+      }
+    }
+}
+
 TEST(EpSmallGroup, WrongArgumentsNameRuleValueAndFix) {
   const EpCase c{.world = 2, .max_tokens = 8, .fixed = true};
   auto options = ep_options(c, symm::Backend::kCpu);
