@@ -65,7 +65,8 @@ Result<> Core::check_how(const Handle::State& h, const CombineOptions& how) cons
   if (!how.packed || (how.payload != Payload::kBf16 && how.payload == h.packed)) return {};
   return invalid_argument(
       "ep combine: packed = true, and no reduce_rows() of this handle has written rows of that "
-      "payload: give ByPlace the same payload, or leave packed false");
+      "payload, or they are no longer there since a combine has compressed expert_input(): give "
+      "ByPlace the same payload again, or leave packed false");
 }
 
 u8* Core::packed_rows(const RankState& state, const Handle::State& h) const {
@@ -73,8 +74,7 @@ u8* Core::packed_rows(const RankState& state, const Handle::State& h) const {
   return group_->rank(h.rank).at<u8>(h.placement.input_offset + layout.packed);
 }
 
-Result<> Core::pack_input(RankState& state, const Handle::State& h, EpPayload payload,
-                          StreamPtr stream) {
+Result<> Core::pack_input(RankState& state, Handle::State& h, EpPayload payload, StreamPtr stream) {
   const symm::Rank& rank = group_->rank(h.rank);
   device::EpReduceRowsParams p{};
   p.common = rank.common(device::KernelId::kEpReduceRows, options_.wait);
@@ -87,6 +87,8 @@ Result<> Core::pack_input(RankState& state, const Handle::State& h, EpPayload pa
   p.row_bytes = options_.hidden * 2;
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, launcher_->num_sms(rank), stream, kept));
+  // All formats share the packed rows of a slot: those of a reduce_rows() are gone.
+  h.packed = Payload::kBf16;
   return launcher_->launch(rank, *pack_rows_, launch_shape, p);
 }
 

@@ -221,7 +221,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // The format in which the handle's rows travel if `wanted` is asked for.
   static device::EpPayload payload_of(const Handle::State& handle, Payload wanted);
   [[nodiscard]] u8* packed_rows(const RankState& state, const Handle::State& handle) const;
-  Result<> pack_input(RankState& state, const Handle::State& handle, device::EpPayload payload,
+  Result<> pack_input(RankState& state, Handle::State& handle, device::EpPayload payload,
                       StreamPtr stream);
   [[nodiscard]] u32 packed_blocks(u32 rank) const;
   Result<u32*> take_turn(RankState& state, const Handle::State& handle, Halves halves) const;

@@ -24,7 +24,7 @@ struct Handle::State {
   bool arrived = true;              // false between the halves of a dispatch
   bool grouped = false;             // lists of its rows have been asked for
   Payload told = Payload::kBf16;    // how the rows of its combine_send() travel
-  Payload packed = Payload::kBf16;  // what reduce_rows() has been asked to write
+  Payload packed = Payload::kBf16;  // what reduce_rows() has written and is still there
   // For the second half of a small dispatch, beside what the slot's parameters say.
   device::EpOutputLayout output{};
   device::EpDispatchResult result{};

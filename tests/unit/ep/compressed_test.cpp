@@ -105,6 +105,39 @@ TEST(EpCompressed, SumsThatAreWrittenCompressedAreTheSame) {
   }
 }
 
+// All formats share the packed rows of a slot: what a combine in between has compressed there is
+// not what reduce_rows() wrote.
+TEST(EpCompressed, SumsThatAnotherFormatHasReplacedAreRefused) {
+  const EpCase c{.world = 2, .experts = 6, .max_tokens = 12, .combine_bytes = 1024, .fixed = true};
+  EpGroupRig rig = compressed_rig(c);
+  const auto handles = dispatch(rig, EpInputs(c, 3));
+  std::vector<symm::LocalMemory> outputs;
+  for (const auto& handle : handles) {
+    const u64 places = rig.group().group_rows(handle).value().places;
+    outputs.push_back(rig.rank(handle.rank()).allocate(places * c.combine_bytes).value());
+  }
+  for (const ep::Payload payload : kPayloads)
+    for (const ep::Payload between : kPayloads) {
+      for (const auto& handle : handles)
+        ASSERT_TRUE(
+            rig.group()
+                .reduce_rows(handle, {.rows = outputs[handle.rank()].address(), .payload = payload})
+                .ok());
+      // Once packed, combined as often as is wanted; rows of bf16 lie elsewhere.
+      for (u32 i = 0; i < 2; ++i) {
+        ASSERT_NO_FATAL_FAILURE(combine_all(rig, handles, {.payload = payload, .packed = true}));
+        ASSERT_NO_FATAL_FAILURE(combine_all(rig, handles, {}));
+      }
+      ASSERT_NO_FATAL_FAILURE(combine_all(rig, handles, {.payload = between}));
+      for (const auto& handle : handles) {
+        const auto refused = rig.group().combine(handle, {.rows = rig.combined(handle.rank())},
+                                                 {.payload = payload, .packed = true});
+        ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+        EXPECT_THAT(refused.error().message, HasSubstr("no longer there"));
+      }
+    }
+}
+
 TEST(EpCompressed, HalvesOfTwoBatchesAndFormatsInTurns) {
   const EpCase c = few(2, 10);
   EpGroupRig rig = compressed_rig(c);
