@@ -371,7 +371,9 @@ class Group(RankOwner):
         ``handle.expert_input``: in the order of the choices, in fp32, times the weights if
         ``weighted``. After ``group_rows`` of the same handle. ``payload``: other than "bf16" the sums are
         written in that format, for a :meth:`combine` with the same payload and ``packed=True``, and
-        ``handle.expert_input`` stays as it is."""
+        ``handle.expert_input`` stays as it is. May be called again for another combine at once: it waits
+        until the peers have read the rows. Of few tokens that is part of the next combine, which all
+        ranks then make in the same place among their calls."""
         if rows_per_expert and len(by_place.shape) == 3:
             by_place = by_place.reshape((-1, by_place.shape[-1]))
         self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, payload,

@@ -218,6 +218,7 @@ Result<> Core::combine_halves(Handle::State& h, const CombineCall& call, StreamP
                        : small ? small_combine_
                                : combine_;
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, *kernel, launch_shape, p));
+  h.announced = true;
   *told = call.halves == Halves::kTell ? h.ticket : 0;
   return {};
 }

@@ -87,6 +87,7 @@ Result<> Core::pack_input(RankState& state, Handle::State& h, EpPayload payload,
   p.row_bytes = options_.hidden * 2;
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, launcher_->num_sms(rank), stream, kept));
+  CROSSDOCK_CHECK_OK(await_reads(state, h, stream));
   // All formats share the packed rows of a slot: those of a reduce_rows() are gone.
   h.packed = Payload::kBf16;
   return launcher_->launch(rank, *pack_rows_, launch_shape, p);

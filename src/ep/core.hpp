@@ -171,6 +171,11 @@ class Core : public std::enable_shared_from_this<Core> {
   // ---- packets.cpp
   Result<> prepare_packets(Deadline deadline);
   [[nodiscard]] bool in_packets(u32 most, const Tokens& t) const;
+  // ---- reads.cpp
+  Result<> prepare_reads(Deadline deadline);
+  Result<bool> capturing(const symm::Rank& rank, StreamPtr stream) const;
+  Result<> check_not_told(const RankState& state, const Handle::State& handle) const;
+  Result<> await_reads(const RankState& state, const Handle::State& handle, StreamPtr stream);
   Result<> launch_packets(const device::EpSmallParams& params, const Handle::State& handle,
                           StreamPtr stream);
   Result<> combine_packets(const Handle::State& handle, const device::EpCombineParams& params,
@@ -293,6 +298,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Prepared<device::EpPacketParams>> packets_[2];  // without and with a cast
   std::optional<symm::Prepared<device::EpPacketCombineParams>> packet_combine_;
   std::optional<symm::Prepared<device::EpGroupRowsParams>> group_rows_;
+  std::optional<symm::Prepared<device::EpAwaitReadsParams>> await_reads_;
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;
   std::optional<symm::Prepared<device::EpCopyRowsParams>> copy_rows_;

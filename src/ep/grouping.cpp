@@ -146,6 +146,8 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   const u64 stride = outputs.row_stride == 0 ? row_bytes : outputs.row_stride;
   CROSSDOCK_CHECK_OK(check_by_place(handle, outputs, stride));
   CROSSDOCK_CHECK_OK(check_payload(*handle.state_, outputs.payload, "reduce_rows"));
+  CROSSDOCK_TRY(state, find(handle.rank()));
+  CROSSDOCK_CHECK_OK(check_not_told(*state, *handle.state_));
   device::EpReduceRowsParams p{};
   p.common = rank.common(device::KernelId::kEpReduceRows, options_.wait);
   p.arrived = arrived_of(*handle.state_);
@@ -157,7 +159,6 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   p.view = rank.view();
   p.input = static_cast<u8*>(handle.expert_input().rows);
   // A copy's own memory is read by this rank only, in the order of the stream.
-  CROSSDOCK_TRY(state, find(handle.rank()));
   if (!handle.copied()) p.free = free_of(*state, handle.state_->placement);
   p.payload = payload_of(*handle.state_, outputs.payload);
   const bool packs = p.payload != device::EpPayload::kBf16;
@@ -166,6 +167,7 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   p.weighted = outputs.weighted;
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, launcher_->num_sms(rank), stream, kept));
+  CROSSDOCK_CHECK_OK(await_reads(*state, *handle.state_, stream));
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, packs ? *pack_rows_ : *reduce_rows_, launch_shape, p));
   handle.state_->packed = outputs.payload;
   return {};

@@ -23,6 +23,8 @@ struct Handle::State {
   bool weights = false;             // have been delivered
   bool arrived = true;              // false between the halves of a dispatch
   bool grouped = false;             // lists of its rows have been asked for
+  bool announced = false;           // to peers, which read its input since; never in packets
+  bool captured = false;            // on the small path: its dispatch has been captured
   Payload told = Payload::kBf16;    // how the rows of its combine_send() travel
   Payload packed = Payload::kBf16;  // what reduce_rows() has written and is still there
   // For the second half of a small dispatch, beside what the slot's parameters say.

@@ -36,6 +36,7 @@ Result<> Core::prepare_small(Deadline deadline) {
                                    deadline));
   small_combine_.emplace(std::move(kernel));
   CROSSDOCK_CHECK_OK(prepare_compressed(deadline));
+  CROSSDOCK_CHECK_OK(prepare_reads(deadline));
   return options_.small_packets ? prepare_packets(deadline) : Result<>();
 }
 
@@ -156,6 +157,12 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   if (!in_packets(call.most, t))
     CROSSDOCK_CHECK_OK(choose_small(t.row_bytes, t.cast, t.count));  // before a slot is taken
   CROSSDOCK_TRY(index, take_small_slot(state));
+  const symm::Rank& rank = group_->rank(state.rank);
+  bool captured = false;
+  if (await_reads_) {
+    CROSSDOCK_TRY(now, capturing(rank, stream));
+    captured = now;
+  }
   Slot& slot = *state.slots[index];
   const u32 turn = index - options_.slots;
   device::EpSmallParams p = state.small[turn].dispatch;
@@ -172,7 +179,6 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
               .host_rows = options_.host_counts ? slot.device_words : nullptr,
               .host_experts = options_.host_counts ? slot.device_words + 1 : nullptr,
               .host_ticket = ++state.ticket};
-  const symm::Rank& rank = group_->rank(state.rank);
   Placement placement;
   placement.index = index;
   placement.slot = &slot;
@@ -191,6 +197,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   h.cast = t.cast;
   h.most_tokens = call.most;
   h.packets = in_packets(call.most, t);
+  h.captured = captured;
   CROSSDOCK_CHECK_OK(launch_small(p, h, call.to, stream));
   state.next_small = (turn + 1) % options_.small_slots;  // all ranks count what was launched
   return handle;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include <crossdock/kernel/ep_await_reads.cuh>
 #include <crossdock/kernel/ep_combine.cuh>
 #include <crossdock/kernel/ep_copy_rows.cuh>
 #include <crossdock/kernel/ep_dispatch.cuh>
@@ -238,6 +239,14 @@ EpCombineConfig combine_variant(bool pushes) {
 
 KernelRef<EpCombineParams> combine_kernel(bool pushes) {
   return pushes ? combine<kPush>() : combine<kPull>();
+}
+
+// Named in faults as what it is launched for.
+KernelRef<EpAwaitReadsParams> await_reads_kernel() {
+  using C = EpAwaitReadsConfig;
+  constexpr C kConfig{.threads = kWarpSize};
+  return make_kernel<kConfig>(KernelId::kEpReduceRows, "ep_await_reads", "EpAwaitReadsConfig",
+                              &kernel::ep_await_reads<kConfig>, Member{"threads", &C::threads});
 }
 
 KernelRef<EpMaskParams> mask_kernel() {

@@ -58,6 +58,7 @@ symm::KernelRef<device::EpSmallExpandedParams> small_expanded_kernel(
     const device::EpSmallConfig& config);
 symm::KernelRef<device::EpCombineParams> small_combine_kernel(
     device::EpPayload payload = device::EpPayload::kBf16);
+symm::KernelRef<device::EpAwaitReadsParams> await_reads_kernel();
 symm::KernelRef<device::EpMaskParams> mask_kernel();
 inline constexpr device::u32 kPacketWarps = 8;
 symm::KernelRef<device::EpPacketParams> packet_dispatch_kernel(bool cast);

@@ -75,7 +75,7 @@ std::optional<Error> known_cause(const FaultRecord& r) {
       return error(
           Code::kPeerLost,
           fmt::format("{}: rank {} waited {} for rank {} to read what the slot held "
-                      "before: {} of its blocks have, {} must",
+                      "before: it has come to {}, and {} is needed",
                       kernel, r.rank, milliseconds(r.waited_ns), r.peer, r.seen, r.expected));
     case Phase::kReuse:
       return error(

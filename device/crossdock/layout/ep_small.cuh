@@ -63,6 +63,7 @@ struct EpSmallAreas {
   u64 counts;        // [source][most_experts] epoch words: selections of each local expert
   u64 free;          // [destination]: so many uses of the slot there are over
   u64 inputs;        // [2][destination] announced words of combine
+  u64 reads;         // [source] epochs: of the last combine whose rows it has read here
   u32 most_experts;  // of any rank
 };
 CROSSDOCK_HOST_DEVICE constexpr EpSmallAreas add_ep_small(SymmetricLayout& layout, u32 world,
@@ -75,12 +76,14 @@ CROSSDOCK_HOST_DEVICE constexpr EpSmallAreas add_ep_small(SymmetricLayout& layou
   out.counts = block.add("counts", u64{world} * out.most_experts * 8);
   out.free = block.add("free", u64{world} * 4);
   out.inputs = block.add("inputs", u64{2} * world * 8);
+  out.reads = block.add("reads", u64{world} * 4);
   const u64 at = layout.add("ep.small.control", block.bytes);
   out.headers += at;
   out.flags += at;
   out.counts += at;
   out.free += at;
   out.inputs += at;
+  out.reads += at;
   return out;
 }
 
@@ -109,6 +112,18 @@ struct EpSmallParams {
   EpDispatchResult result;
   EpStatistics statistics;
   EpSmallState* state;
+  EpMasking masking;
+};
+
+// Waits until what combines of a slot have announced has been read by all.
+struct EpAwaitReadsConfig {
+  u32 threads;
+};
+struct EpAwaitReadsParams {
+  LaunchCommon common;
+  SymmetricView view;
+  EpSmallAreas areas;
+  const EpState* state;  // of the slot's combines
   EpMasking masking;
 };
 

@@ -118,8 +118,8 @@ class CROSSDOCK_API Handle {
   [[nodiscard]] std::uint32_t rank() const noexcept;
   [[nodiscard]] const Received& received() const noexcept;
   // To be written after the dispatch; again, for another combine of this handle, when a later
-  // dispatch or combine of the rank has run. On the small path what was received may be overwritten
-  // once a combine of the handle has begun.
+  // dispatch or combine of the rank has run; reduce_rows() waits by itself. On the small path what
+  // was received may be overwritten once a combine of the handle has begun.
   [[nodiscard]] const ExpertInput& expert_input() const noexcept;
   // All slots were held: the rows have been copied to ordinary memory. Nothing else differs, except
   // that combine copies the experts' output back.
@@ -186,9 +186,10 @@ struct ByPlace {
   std::uint64_t row_stride = 0;       // bytes, a multiple of 16; 0: dense
   std::uint32_t rows_per_expert = 0;  // as in Expanded
   bool weighted = false;              // each choice times its weight; else a plain sum
-  // Other than kBf16: the sums are written in this format, for a combine that is told so
-  // (CombineOptions::packed), and expert_input() stays as it is. Needs Options::compressed and a
-  // handle of the small path.
+  // Other than kBf16: the sums are written in this format, for combines that are told so
+  // (CombineOptions::packed), and expert_input() stays as it is; they are there until a combine
+  // compresses expert_input(). Needs Options::compressed and a handle of the small path. If its
+  // rows travel in packets they stay bf16, and the sums are written to expert_input().
   Payload payload = Payload::kBf16;
 };
 
@@ -197,8 +198,9 @@ struct CombineOptions {
   // Other than kBf16 on the small path only, with Options::compressed. A handful of tokens, whose
   // rows travel in packets, stays bf16 whatever is asked for: they are faster so, and exact.
   Payload payload = Payload::kBf16;
-  // reduce_rows() has written the rows in this format (ByPlace::payload). False: expert_input() is
-  // compressed in a launch before the combine, and stays as it is.
+  // reduce_rows() has written the rows in this format (ByPlace::payload), and no combine has
+  // compressed others since. False: expert_input() is compressed in a launch before the combine,
+  // which waits as reduce_rows() does, and stays as it is.
   bool packed = false;
 };
 
@@ -274,6 +276,11 @@ class CROSSDOCK_API Group {
   // Adds what the experts have made of each received row, bf16 rows by place, into its row of
   // expert_input(): in the order of the choices, in fp32, each times its weight if `weighted`.
   // `stride` in bytes, 0: dense. After group_rows of the same handle.
+  //
+  // May be called again for another combine of the handle at once: it waits until the peers have
+  // read what the combine before has told them. Of few tokens that is part of the next combine:
+  // peers tell by their own reduce_rows() or combine of the same dispatch, so all ranks make
+  // another one, in the same place among their calls. Refused between the halves of a combine.
   Result<> reduce_rows(const Handle& handle, const void* by_place, std::uint64_t stride,
                        bool weighted, StreamPtr stream = nullptr);
   Result<> reduce_rows(const Handle& handle, const ByPlace& outputs, StreamPtr stream = nullptr);

@@ -204,6 +204,62 @@ TEST_F(EpGpuCalls, ThousandsOfCallsTakeNoMoreMemory) {
 TEST_F(EpGpuCalls, PointersThatARankCannotFollowAreRefused) {
   std::vector<std::byte> host(1 << 14);
   const auto aligned = [&] {
+// A wait for readers costs a launch, which only what may be read already is worth.
+TEST_F(EpGpuCalls, ReadersAreWaitedForWhereThereMayBeSome) {
+  constexpr u32 kMore = 32;
+  make({.experts = 8,
+        .top_k = 2,
+        .max_tokens = kMore,
+        .hidden = 512,
+        .slots = 2,
+        .small_tokens = kMore,
+        .compressed = true,
+        .expert_alignment = 4});
+  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  void* const rows = on_gpu(0, 1 << 20);
+  const auto few = [&](u32 count) {
+    const Tokens t{.count = count, .rows = rows, .row_bytes = 1024, .ids = rows};
+    return core_->dispatch(0, t, {.most_tokens = count}, stream.handle()).value();
+  };
+  const auto launches = [&](const auto& call) {
+    const int before = fake_->calls("cuLaunchKernelEx");
+    const Result<> done = call();
+    EXPECT_TRUE(done.ok()) << done.error().describe();
+    return fake_->calls("cuLaunchKernelEx") - before;
+  };
+  const auto reduce = [&](const Handle& handle) {
+    return launches([&] { return core_->reduce_rows(handle, {.rows = rows}, stream.handle()); });
+  };
+  const auto combine = [&](const Handle& handle, Payload payload) {
+    return launches([&] {
+      return core_->combine(handle, {.rows = rows}, {.payload = payload}, stream.handle());
+    });
+  };
+  for (const bool packets : {false, true}) {
+    const Handle handle = few(packets ? 8 : kMore);
+    const int readers = packets ? 0 : 1;
+    ASSERT_TRUE(core_->group_rows(handle, stream.handle()).ok());
+    EXPECT_EQ(reduce(handle), 1);
+    EXPECT_EQ(reduce(handle), 1);
+    EXPECT_EQ(combine(handle, Payload::kBf16), 1);
+    EXPECT_EQ(reduce(handle), 1 + readers);
+    EXPECT_EQ(combine(handle, Payload::kBf16), 1);
+    EXPECT_EQ(combine(handle, Payload::kFp8), packets ? 1 : 3);
+  }
+  // A replay begins anew with its dispatch, if it has one.
+  const Handle outside = few(kMore);
+  ASSERT_TRUE(core_->group_rows(outside, stream.handle()).ok());
+  auto capture = cuda::Capture::begin(stream).value();
+  EXPECT_EQ(reduce(outside), 2);
+  {
+    const Handle inside = few(kMore);
+    ASSERT_TRUE(core_->group_rows(inside, stream.handle()).ok());
+    EXPECT_EQ(reduce(inside), 1);
+    EXPECT_EQ(combine(inside, Payload::kBf16), 1);
+    EXPECT_EQ(reduce(inside), 2);
+  }
+  ASSERT_TRUE(capture.finish().ok());
+}
     auto at = reinterpret_cast<std::uintptr_t>(host.data());
     return reinterpret_cast<void*>((at + 15) / 16 * 16);
   }();

@@ -447,3 +447,4 @@ TEST(EpGroup, EveryVariantIsInTheKernelList) {
 
 }  // namespace
 }  // namespace crossdock::testing
+  EXPECT_TRUE(listed(ep::await_reads_kernel().spec));
