@@ -105,6 +105,10 @@ Result<> Core::check_combined(const Handle::State& h, const device::EpCombineOut
         fmt::format("ep combine: output at {} and biases must be rows of {} bytes on multiples of "
                     "16, with strides of multiples of 16",
                     static_cast<const void*>(to.rows), dense));
+  if (!aligned(to.weights, 4))
+    return invalid_argument(
+        fmt::format("ep combine: weights at {} must begin on a multiple of 4: they are f32",
+                    static_cast<const void*>(to.weights)));
   if (h.tokens.tokens == 0) return {};
   const Where where{h.rank, "combine"};
   CROSSDOCK_CHECK_OK(check_memory(where, to.rows, "rows"));

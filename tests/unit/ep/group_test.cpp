@@ -335,6 +335,10 @@ TEST(EpGroup, CombineRefusesForeignHandlesAndBadOutputs) {
   EXPECT_EQ(rig.group().combine(handles[0], {.rows = rig.combined(0) + 8}).code(),
             Code::kInvalidArgument);
   EXPECT_EQ(rig.group().combine(handles[0], {}).code(), Code::kInvalidArgument);
+  auto* const odd = reinterpret_cast<float*>(rig.combined(0) + 2);
+  const auto refused = rig.group().combine(handles[0], {.rows = rig.combined(0), .weights = odd});
+  ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().message, HasSubstr("must begin on a multiple of 4: they are f32"));
 }
 
 TEST(EpGroup, AnIdOutOfRangeIsAnErrorThatNamesTokenAndId) {
