@@ -88,11 +88,10 @@ std::optional<Error> known_cause(const FaultRecord& r) {
     case Phase::kShape:
       return error(
           Code::kInvalidArgument,
-          fmt::format(
-              "{}: rank {} has rows of {} bytes and rank {} of {}, or their scales differ: "
-              "all ranks give the same row_bytes, scale_bytes and scales_by_column, and in a "
-              "combine the same payload",
-              kernel, r.rank, r.expected, r.peer, r.seen));
+          fmt::format("{}: rank {} has rows of {} bytes and rank {} of {}, or their scales differ: "
+                      "all ranks give the same row_bytes, scale_bytes, scales_by_column, cast and "
+                      "cast_ue8m0, and in a combine the same payload",
+                      kernel, r.rank, r.expected, r.peer, r.seen));
     case Phase::kRoom:
       return error(
           Code::kInvalidArgument,

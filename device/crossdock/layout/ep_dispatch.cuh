@@ -70,6 +70,7 @@ struct EpOutputLayout {
   u32 scale_columns;  // 0: row-major; else the row stride of the column-major plane, in words
   u32 capacity;
   bool cast_ue8m0;  // a cast makes scales of one byte
+  u8 scale_mark;    // two bits of what the scales of a row are, for ranks to compare
 };
 struct EpOutputShape {
   u32 capacity;
@@ -79,6 +80,14 @@ struct EpOutputShape {
   u32 top_k;
   bool cast_ue8m0 = false;
 };
+// Scales of one byte differ from those of four that a cast makes of the same rows, in both bits
+// together and in their parity; other sizes may look alike.
+CROSSDOCK_HOST_DEVICE constexpr u8 ep_scale_mark(EpOutputShape s) {
+  u32 words = s.cast_ue8m0 ? round_up(ceil_div(s.row_bytes, kEpScaleGroup), 4u) : s.scale_bytes / 4;
+  for (const u32 shift : {16u, 8u, 4u, 2u})
+    words ^= words >> shift;
+  return static_cast<u8>((words ^ (s.cast_ue8m0 ? 1u : 0u)) & 3u);
+}
 CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s) {
   SymmetricLayout block;
   EpOutputLayout out{};
@@ -86,6 +95,7 @@ CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s)
   out.scale_bytes = s.scale_bytes;
   out.capacity = s.capacity;
   out.cast_ue8m0 = s.cast_ue8m0;
+  out.scale_mark = ep_scale_mark(s);
   out.scale_columns = s.scales_by_column ? round_up(s.capacity, 4u) : 0;
   out.rows = block.add("rows", u64{s.capacity} * s.row_bytes);
   out.scales = block.add("scales", u64{round_up(s.capacity, 4u)} * s.scale_bytes);
@@ -98,7 +108,7 @@ CROSSDOCK_HOST_DEVICE constexpr EpOutputLayout ep_output_layout(EpOutputShape s)
 
 // Where a destination's rows go and what they look like to it, in the 48 bits of an announced word:
 //
-//   | 2 bits of the scales' size | by column | row_bytes / 16, 12 bits | offset / 128, 33 bits |
+//   | scale_mark, 2 bits | by column | row_bytes / 16, 12 bits | offset / 128, 33 bits |
 //
 // Sources compare the shape with their own: ranks that disagree learn it before they store.
 struct EpPlaceWord {
@@ -107,10 +117,8 @@ struct EpPlaceWord {
   u64 value;
 
   CROSSDOCK_HOST_DEVICE static constexpr u64 shape_of(const EpOutputLayout& o) {
-    const u32 words = o.scale_bytes / 4;
-    const u32 kind = o.cast_ue8m0 ? 1 : 0;
-    const u32 folded = (words ^ words >> 2 ^ words >> 4 ^ words >> 6 ^ words >> 8 ^ kind) & 3u;
-    return u64{o.row_bytes / 16 | (o.scale_columns != 0 ? 1u << 12 : 0u) | folded << 13};
+    const u32 mark = u32{o.scale_mark} << 13;
+    return u64{o.row_bytes / 16 | (o.scale_columns != 0 ? 1u << 12 : 0u) | mark};
   }
   CROSSDOCK_HOST_DEVICE static constexpr EpPlaceWord make(u64 offset, const EpOutputLayout& o) {
     return {offset / kUnit | shape_of(o) << kOffsetBits};

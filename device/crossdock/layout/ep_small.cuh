@@ -24,7 +24,7 @@ struct EpSmallConfig {
 
 // What a source tells a destination first: an epoch word with
 //
-//   | given up | scales' size, 1 bit | by column | row_bytes / 16, 12 | blocks, 6 | rows, 11 bits |
+//   | given up | scale_mark's parity | by column | row_bytes / 16, 12 | blocks, 6 | rows, 11 bits |
 //
 // `blocks` of the source raise a flag each when their rows are here. Given up: the rest is the
 // abort word with the culprit.
@@ -35,9 +35,9 @@ struct EpHeader {
   u32 value;
 
   CROSSDOCK_HOST_DEVICE static constexpr u32 shape_of(const EpOutputLayout& o) {
-    const u32 words = o.scale_bytes / 4;
-    const u32 folded = (words ^ words >> 1 ^ words >> 2 ^ words >> 3 ^ words >> 4) & 1u;
-    return o.row_bytes / 16 | (o.scale_columns != 0 ? 1u << 12 : 0u) | folded << 13;
+    const u32 mark = u32{o.scale_mark};
+    const u32 parity = (mark ^ mark >> 1) & 1u;
+    return o.row_bytes / 16 | (o.scale_columns != 0 ? 1u << 12 : 0u) | parity << 13;
   }
   CROSSDOCK_HOST_DEVICE static constexpr EpHeader make(u32 rows, u32 blocks,
                                                        const EpOutputLayout& o) {
