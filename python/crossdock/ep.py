@@ -92,7 +92,8 @@ class Options:
     expert_alignment: int = 0  #: rows by expert (group_rows): each begins at a multiple of it
     #: SMs that copy rows to the places of their choices while others are on their way, besides those of
     #: dispatch, where a dispatch is given ``expanded``; 0: such copies follow the dispatch; "auto":
-    #: :func:`default_expand_sms`, or 0 with more than 256 experts a rank. Needs ``expert_alignment``.
+    #: :func:`default_expand_sms`, or what a smaller GPU has room for; 0 with more than 256 experts a rank.
+    #: Needs ``expert_alignment``.
     expand_sms: Union[int, str] = 0
     #: A dispatch or combine may start while the kernel before it in its stream still runs: it prepares
     #: itself and waits before it reads anything. Saves part of a launch where calls are short.

@@ -94,7 +94,7 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
                .sent_ends = earlier.sent_ends(),
                .expert_counts = earlier.expert_counts()};
   }
-  const bool beside = how.expanded != nullptr && window_.copy_blocks != 0;
+  const bool beside = how.expanded != nullptr && copy_blocks_[r] != 0;
   CROSSDOCK_CHECK_OK(
       launch_dispatch(*state, t, p, {slot, beside ? how.expanded : nullptr, like}, launch_shape));
   CROSSDOCK_CHECK_OK(copy_out(*state, placement, p, like, launch_shape));

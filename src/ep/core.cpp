@@ -42,6 +42,7 @@ Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
   CROSSDOCK_TRY(launcher, symm::Launcher::create(*core->group_, core->jit_.get()));
   core->launcher_.emplace(std::move(launcher));
   CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
+  core->fit_copy_blocks();
   CROSSDOCK_CHECK_OK(core->check_resident());
   for (const u32 rank : core->group_->local_ranks())
     CROSSDOCK_CHECK_OK(core->prepare_rank(rank));

@@ -118,6 +118,8 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] const Window& window() const { return window_; }
   [[nodiscard]] const Sizes& memory() const { return memory_; }
+  // Whether a dispatch of the large path that is asked for copies makes them in its own launch.
+  [[nodiscard]] bool copies_beside(u32 rank) const { return copy_blocks_[rank] != 0; }
   // A call's stream as a launch wants it; `kept` owns what the shape points to.
   Result<symm::LaunchShape> shape(const symm::Rank& rank, u32 grid, StreamPtr stream,
                                   std::optional<cuda::Stream>& kept) const;
@@ -138,6 +140,7 @@ class Core : public std::enable_shared_from_this<Core> {
   };
   Core() = default;
   Result<> prepare_kernels(Deadline deadline);
+  void fit_copy_blocks();
   Result<> check_resident() const;
   void begin_anew();
   [[nodiscard]] u32 vacant_bits() const;
@@ -168,14 +171,14 @@ class Core : public std::enable_shared_from_this<Core> {
   device::EpSmallExpandedParams small_expanded(const device::EpSmallParams& params,
                                                const Handle::State& handle,
                                                const Expanded& to) const;
-  // ---- packets.cpp
-  Result<> prepare_packets(Deadline deadline);
-  [[nodiscard]] bool in_packets(u32 most, const Tokens& t) const;
   // ---- reads.cpp
   Result<> prepare_reads(Deadline deadline);
   Result<bool> capturing(const symm::Rank& rank, StreamPtr stream) const;
   Result<> check_not_told(const RankState& state, const Handle::State& handle) const;
   Result<> await_reads(const RankState& state, const Handle::State& handle, StreamPtr stream);
+  // ---- packets.cpp
+  Result<> prepare_packets(Deadline deadline);
+  [[nodiscard]] bool in_packets(u32 most, const Tokens& t) const;
   Result<> launch_packets(const device::EpSmallParams& params, const Handle::State& handle,
                           StreamPtr stream);
   Result<> combine_packets(const Handle::State& handle, const device::EpCombineParams& params,
@@ -283,6 +286,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Sizes memory_;
   std::vector<u32> dispatch_blocks_;
   std::vector<u32> combine_blocks_;
+  std::vector<u32> copy_blocks_;  // beside a dispatch, of the local ranks: at most the window's
   std::unique_ptr<jit::Jit> jit_;
   std::unique_ptr<symm::Group> group_;  // outlives the memory of the ranks
   std::optional<symm::Launcher> launcher_;
@@ -294,11 +298,11 @@ class Core : public std::enable_shared_from_this<Core> {
   // With Options::compressed: by payload, without kBf16; and what makes such rows.
   std::optional<symm::Prepared<device::EpCombineParams>> packed_combines_[device::kEpPayloads];
   std::optional<symm::Prepared<device::EpReduceRowsParams>> pack_rows_;
+  std::optional<symm::Prepared<device::EpAwaitReadsParams>> await_reads_;
   std::optional<symm::Prepared<device::EpMaskParams>> mask_;
   std::optional<symm::Prepared<device::EpPacketParams>> packets_[2];  // without and with a cast
   std::optional<symm::Prepared<device::EpPacketCombineParams>> packet_combine_;
   std::optional<symm::Prepared<device::EpGroupRowsParams>> group_rows_;
-  std::optional<symm::Prepared<device::EpAwaitReadsParams>> await_reads_;
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;
   std::optional<symm::Prepared<device::EpCopyRowsParams>> copy_rows_;

@@ -57,7 +57,7 @@ Result<> Core::launch_dispatch(const RankState& state, const Tokens& t,
   device::EpExpandedDispatchParams q{};
   q.dispatch = p;
   if (beside.to != nullptr) {
-    shape.grid += window_.copy_blocks;
+    shape.grid += copy_blocks_[state.rank];
     const Handle::State* const like = beside.like;
     const bool weights = like != nullptr ? like->weights : t.weights != nullptr;
     q.grouping = grouping_of(beside.slot);

@@ -26,6 +26,21 @@ Result<> fits(const symm::Rank& rank, const Grid& grid) {
 
 }  // namespace
 
+// Blocks that copy are a rank's own affair. So where the rule has chosen their number, a GPU with
+// fewer multiprocessors has fewer; with less than half of the rule copies afterwards are faster.
+void Core::fit_copy_blocks() {
+  copy_blocks_.assign(window_.world, window_.copy_blocks);
+  if (options_.expand_sms != kAutoSms) return;
+  for (const u32 r : group_->local_ranks()) {
+    u32& blocks = copy_blocks_[r];
+    for (const ExpandedVariant& variant : expanded_variants_) {
+      const u32 room = launcher_->resident_blocks(group_->rank(r), variant.kernel);
+      if (room != 0) blocks = std::min(blocks, room - std::min(room, dispatch_blocks_[r]));
+    }
+    if (2 * blocks < window_.copy_blocks) blocks = 0;
+  }
+}
+
 Result<> Core::check_resident() const {
   for (const u32 r : group_->local_ranks()) {
     const symm::Rank& rank = group_->rank(r);
@@ -34,8 +49,8 @@ Result<> Core::check_resident() const {
       CROSSDOCK_CHECK_OK(fits(rank, {"dispatch_sms", dispatch_blocks_[r], room(variant.kernel)}));
     for (const ExpandedVariant& variant : expanded_variants_)
       CROSSDOCK_CHECK_OK(
-          fits(rank, {"dispatch_sms + expand_sms", dispatch_blocks_[r] + window_.copy_blocks,
-                      room(variant.kernel)}));
+          fits(rank, {copy_blocks_[r] == 0 ? "dispatch_sms" : "dispatch_sms + expand_sms",
+                      dispatch_blocks_[r] + copy_blocks_[r], room(variant.kernel)}));
     CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", combine_blocks_[r], room(*combine_)}));
     if (small_combine_)
       CROSSDOCK_CHECK_OK(fits(rank, {"combine_sms", combine_blocks_[r], room(*small_combine_)}));

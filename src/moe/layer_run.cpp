@@ -210,7 +210,8 @@ Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
     return end(weights, *begun, call);
   }
   CROSSDOCK_CHECK_OK(follow_begun(weights.rank, call.stream));
-  const bool orders = group_->window().copy_blocks != 0 && row_order(call.input) == RowOrder::kCopy;
+  const bool orders =
+      group_->copies_beside(weights.rank) && row_order(call.input) == RowOrder::kCopy;
   const ep::Expanded to = ordered(buffers(weights.rank));
   CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input),
                                          {.expanded = orders ? &to : nullptr}, call.stream));

@@ -103,8 +103,9 @@ struct Options {
   // SMs that copy rows to the places of their choices while others are on their way, besides those
   // of dispatch, where a dispatch is asked for it (DispatchOptions::expanded). Every dispatch of
   // the large path then tells its rows one by one. 0: copies follow the dispatch. kAutoSms:
-  // default_expand_sms(), or 0 with more than 256 experts a rank, where a number is refused. Fewer
-  // than half of that are slower than copies afterwards. At most 160; needs expert_alignment.
+  // default_expand_sms(), or 0 with more than 256 experts a rank, where a number is refused; on a
+  // GPU that does not run so many beside those of dispatch what there is room for, and with less
+  // than half of the rule, which is slower, copies follow. At most 160; needs expert_alignment.
   std::uint32_t expand_sms = 0;
   // A dispatch or a combine may start while the kernel before it in its stream still runs
   // (programmatic dependent launch): it prepares itself and waits before it reads anything. Saves

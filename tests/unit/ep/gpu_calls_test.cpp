@@ -86,14 +86,34 @@ TEST_F(EpGpuCalls, MoreBlocksThanRunAtOnceAreRefused) {
   many.dispatch_sms = 100;
   many.expand_sms = 40;
   refuse(many, "dispatch_sms + expand_sms makes 140 blocks");
-  many.dispatch_sms = 132;
+  many.dispatch_sms = 133;
   many.expand_sms = kAutoSms;
-  refuse(many, "dispatch_sms + expand_sms makes");
+  refuse(many, "dispatch_sms makes 133 blocks");
   many = {};
   many.small_tokens = kTokens;
   many.expert_alignment = 4;
   many.small_expand_sms = 130;
   refuse(many, "small_sms + small_expand_sms makes 140 blocks");
+}
+
+// Nobody has asked for so many as the rule says: what there is room for, or copies afterwards.
+TEST_F(EpGpuCalls, CopiesByRuleTakeTheRoomThatIsLeft) {
+  const u32 rule = default_expand_sms(2, 2);
+  for (const u32 room : {rule + 4, rule - 2, rule / 2, rule / 2 - 1, 0u}) {
+    Options options{.experts = 8, .top_k = 2, .max_tokens = kTokens, .hidden = 256};
+    options.dispatch_sms = 132 - room;
+    options.expert_alignment = 4;
+    options.expand_sms = kAutoSms;
+    make(options);
+    const bool beside = 2 * room >= rule;
+    EXPECT_EQ(core_->copies_beside(0), beside) << room;
+    const Expanded to{.places = 1 << 10, .rows = on_gpu(0, 1 << 20)};
+    ASSERT_TRUE(core_->dispatch(0, tokens(0), {.expanded = &to}, nullptr).ok());
+    const auto last = fake_->last_launch();
+    EXPECT_THAT(last.kernel, HasSubstr(beside ? "ep_dispatch_expanded" : "ep_expand_rows"));
+    if (!beside) continue;
+    EXPECT_EQ(last.config.grid_x, 132 - room + std::min(room, rule)) << room;
+  }
 }
 
 // A member of two whose other seat nobody has taken.
@@ -184,26 +204,6 @@ TEST_F(EpGpuCalls, CapturesTakeReservedCopiesOnly) {
   EXPECT_EQ(dispatch(t, stream.handle()).code(), Code::kBusy);
   ASSERT_TRUE(capture.finish().ok());
 }
-TEST_F(EpGpuCalls, ThousandsOfCallsTakeNoMoreMemory) {
-  const Tokens t = tokens(0);
-  void* const combined = on_gpu(0);
-  std::vector<Handle> held;
-  for (u32 i = 0; i < 6; ++i)
-    held.push_back(dispatch(t).value());
-  const auto before = fake_->live();
-  for (u32 i = 0; i < 10'000; ++i) {
-    held.erase(held.begin());
-    held.push_back(dispatch(t).value());
-    ASSERT_TRUE(core_->combine(held.back(), {.rows = combined}, {}, nullptr).ok());
-  }
-  EXPECT_TRUE(fake_->live() == before);
-}
-
-// ---- pointers ----------------------------------------------------------------------------------
-
-TEST_F(EpGpuCalls, PointersThatARankCannotFollowAreRefused) {
-  std::vector<std::byte> host(1 << 14);
-  const auto aligned = [&] {
 // A wait for readers costs a launch, which only what may be read already is worth.
 TEST_F(EpGpuCalls, ReadersAreWaitedForWhereThereMayBeSome) {
   constexpr u32 kMore = 32;
@@ -260,6 +260,26 @@ TEST_F(EpGpuCalls, ReadersAreWaitedForWhereThereMayBeSome) {
   }
   ASSERT_TRUE(capture.finish().ok());
 }
+TEST_F(EpGpuCalls, ThousandsOfCallsTakeNoMoreMemory) {
+  const Tokens t = tokens(0);
+  void* const combined = on_gpu(0);
+  std::vector<Handle> held;
+  for (u32 i = 0; i < 6; ++i)
+    held.push_back(dispatch(t).value());
+  const auto before = fake_->live();
+  for (u32 i = 0; i < 10'000; ++i) {
+    held.erase(held.begin());
+    held.push_back(dispatch(t).value());
+    ASSERT_TRUE(core_->combine(held.back(), {.rows = combined}, {}, nullptr).ok());
+  }
+  EXPECT_TRUE(fake_->live() == before);
+}
+
+// ---- pointers ----------------------------------------------------------------------------------
+
+TEST_F(EpGpuCalls, PointersThatARankCannotFollowAreRefused) {
+  std::vector<std::byte> host(1 << 14);
+  const auto aligned = [&] {
     auto at = reinterpret_cast<std::uintptr_t>(host.data());
     return reinterpret_cast<void*>((at + 15) / 16 * 16);
   }();
