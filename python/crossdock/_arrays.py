@@ -7,6 +7,7 @@ import sys
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from . import _native
+from .errors import InvalidArgument
 
 NONE, TORCH, NUMPY, CUPY = 0, 1, 2, 3
 
@@ -31,6 +32,15 @@ def to_framework(array: _native.Array, framework: int, dtype: Optional[Any] = No
     else:
         return array
     return out if dtype is None or out.dtype == dtype else out.view(dtype)
+
+
+def require_contiguous(array: Any, what: str) -> Any:
+    """The array, which may then be reshaped without a copy that would take a result with it. ``what``: the
+    call and the argument, for the error. :class:`crossdock.InvalidArgument` where it has gaps."""
+    dense = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags["C_CONTIGUOUS"]
+    if not dense:
+        raise InvalidArgument(f"{what} is not contiguous: make it contiguous first")
+    return array
 
 
 def library_for(device: int) -> int:

@@ -49,9 +49,7 @@ def _below(array: Any, name: str) -> Any:
     if len(array.shape) != 3:
         raise InvalidArgument(f"moe gemm: {name} has the shape {tuple(array.shape)}: it must be "
                               "[experts, rows, columns]")
-    dense = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags["C_CONTIGUOUS"]
-    if not dense:
-        raise InvalidArgument(f"moe gemm: {name} is not contiguous: make it contiguous first")
+    _arrays.require_contiguous(array, f"moe gemm: {name}")
     return array.reshape(array.shape[0] * array.shape[1], array.shape[2])
 
 

@@ -46,9 +46,7 @@ def _flat(array: Any, name: str) -> Any:
     if len(array.shape) != 3:
         raise InvalidArgument(f"moe weights: {name} has the shape {tuple(array.shape)}: it must be "
                               "[experts, rows, columns]")
-    dense = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags["C_CONTIGUOUS"]
-    if not dense:
-        raise InvalidArgument(f"moe weights: {name} is not contiguous: make it contiguous first")
+    _arrays.require_contiguous(array, f"moe weights: {name}")
     experts, rows, columns = array.shape
     return array.reshape(experts * rows, columns)
 

@@ -73,13 +73,14 @@ class Session:
 
     def all_gather(self, input: Array, out: Array) -> None:
         """``out`` [world, ...]: the input of each rank. A multiple of 16 bytes. No SM."""
-        self._native.all_gather(_flat(input), _flat(out))
+        self._native.all_gather(_flat(input, "all_gather: input"), _flat(out, "all_gather: out"))
 
     def reduce_scatter(self, input: Array, out: Array) -> None:
         """``out``: the sum of the ranks' ``input[rank of this]``, in fp32 in the order of the ranks;
         ``input`` [world, ...], bf16 or fp32. Copy engines bring the parts, one kernel adds them up. In
         the twin ``out`` is an array of :meth:`Group.empty`."""
-        self._native.reduce_scatter(_flat(input), _flat(out))
+        self._native.reduce_scatter(_flat(input, "reduce_scatter: input"),
+                                    _flat(out, "reduce_scatter: out"))
 
     def end(self) -> None:
         """Tells the peers that their inputs have been read. Twice is no error."""
@@ -93,9 +94,11 @@ class Session:
         self.end()
 
 
-def _flat(array: Array) -> Array:
-    """As one dimension; strides other than dense are refused by the call."""
-    return array.reshape(-1) if len(array.shape) > 2 or len(array.shape) == 0 else array
+def _flat(array: Array, what: str) -> Array:
+    """As one dimension where it has none or more than two. ``what``: the call and the argument."""
+    if 1 <= len(array.shape) <= 2:
+        return array  # the call refuses gaps
+    return _arrays.require_contiguous(array, f"coll {what}").reshape(-1)
 
 
 class Group:
@@ -132,12 +135,12 @@ class Group:
     def send(self, tensor: Array, to: int, *, rank: Optional[int] = None,
              stream: Optional[Stream] = None) -> None:
         """To another rank, in the order of the calls; it may be overwritten afterwards. No SM."""
-        self._open().send(self._rank(rank), to, _flat(tensor), stream)
+        self._open().send(self._rank(rank), to, _flat(tensor, "send: tensor"), stream)
 
     def receive(self, tensor: Array, source: int, *, rank: Optional[int] = None,
                 stream: Optional[Stream] = None) -> None:
         """The next tensor of ``source``, of the same size."""
-        self._open().receive(self._rank(rank), source, _flat(tensor), stream)
+        self._open().receive(self._rank(rank), source, _flat(tensor, "receive: tensor"), stream)
 
     def shard(self, *, rank: Optional[int] = None) -> Array:
         """The rank's rows of the table, uint8; zero at first."""
@@ -155,7 +158,7 @@ class Group:
                    stream: Optional[Stream] = None) -> None:
         """``out[i]``, of ``row_bytes``: row ``numbers[i]`` of the table, zero where that is -1. Not
         collective."""
-        self._open().fetch_rows(self._rank(rank), _flat(numbers), out, self.options.wide_indices, stream)
+        self._open().fetch_rows(self._rank(rank), _flat(numbers, "fetch_rows: numbers"), out, self.options.wide_indices, stream)
 
     def empty(self, nbytes: int, *, rank: Optional[int] = None) -> Array:
         """Memory of the rank, uint8: in the twin kernels reach no other, so that is where the numbers and

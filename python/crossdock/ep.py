@@ -376,6 +376,7 @@ class Group(RankOwner):
         until the peers have read the rows. Of few tokens that is part of the next combine, which all
         ranks then make in the same place among their calls."""
         if rows_per_expert and len(by_place.shape) == 3:
+            by_place = _arrays.require_contiguous(by_place, "ep reduce_rows: by_place")
             by_place = by_place.reshape((-1, by_place.shape[-1]))
         self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, payload,
                                  stream)

@@ -181,7 +181,7 @@ class Layer(RankOwner):
     def load(self, weights: Weights, *, rank: Optional[int] = None, timeout: float = 60.0) -> None:
         """Copies weights of the rank's experts from the host to its GPU; they are there when this returns.
         :class:`crossdock.Incompatible`, naming both, where they are of another layout."""
-        self._native.load(self._rank(rank), weights._native, False, timeout)
+        self._load(weights, rank, False, timeout)
 
     def prepare(self, gate_up: Array, down: Array, *, gate_up_scales: Optional[Array] = None,
                 down_scales: Optional[Array] = None, up_first: bool = False, number: str = "auto",
@@ -203,7 +203,7 @@ class Layer(RankOwner):
 
     def load_shared(self, weights: Weights, *, rank: Optional[int] = None, timeout: float = 60.0) -> None:
         """The same for the shared experts, of which every rank has all."""
-        self._native.load(self._rank(rank), weights._native, True, timeout)
+        self._load(weights, rank, True, timeout)
 
     def use(self, weights: Weights, *, rank: Optional[int] = None) -> None:
         """The same for weights in memory of the rank's GPU, which stay there (:meth:`prepare`,
@@ -213,6 +213,11 @@ class Layer(RankOwner):
     def use_shared(self, weights: Weights, *, rank: Optional[int] = None) -> None:
         """The same for the shared experts."""
         self._use(weights, rank, True)
+
+    def _load(self, weights: Weights, rank: Optional[int], shared: bool, timeout: float) -> None:
+        number = self._rank(rank)
+        self._native.load(number, weights._native, shared, timeout)
+        self._in_use.pop((number, shared), None)  # what was used before may go
 
     def _use(self, weights: Weights, rank: Optional[int], shared: bool) -> None:
         number = self._rank(rank)

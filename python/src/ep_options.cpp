@@ -20,15 +20,14 @@ std::vector<std::uint32_t> numbers_of(nb::handle values, const char* name) {
   return out;
 }
 
-// One number for all ranks, or one a rank.
+// One number for all ranks, or a sequence of one for each.
 void read_sms(nb::handle options, const char* name, std::uint32_t& all,
               std::vector<std::uint32_t>& each) {
   const nb::object value = options.attr(name);
-  if (nb::isinstance<nb::int_>(value)) {
-    all = number_of(value, name);
-  } else {
+  if (nb::isinstance<nb::sequence>(value))
     each = numbers_of(value, name);
-  }
+  else
+    all = number_of(value, name);
 }
 
 nb::dict sizes_of(nb::handle options, std::uint32_t world) {
@@ -107,6 +106,9 @@ ep::Options options_of(nb::handle options) {
   const auto read = [&](const char* name, std::uint32_t& field) {
     field = number_of(options.attr(name), name);
   };
+  const auto flag = [&](const char* name, bool& field) {
+    field = flag_of(options.attr(name), name);
+  };
   read("experts", out.experts);
   read("top_k", out.top_k);
   read("max_tokens", out.max_tokens);
@@ -124,18 +126,18 @@ ep::Options options_of(nb::handle options) {
   out.combine = combine_by(options.attr("combine"));
   read_sms(options, "dispatch_sms", out.dispatch_sms, out.dispatch_sms_of);
   read_sms(options, "combine_sms", out.combine_sms, out.combine_sms_of);
-  out.small_packets = nb::cast<bool>(options.attr("small_packets"));
-  out.compressed = nb::cast<bool>(options.attr("compressed"));
-  out.masks = nb::cast<bool>(options.attr("masks"));
-  out.mask_late = nb::cast<bool>(options.attr("mask_late"));
-  out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
-  out.fall_back = nb::cast<bool>(options.attr("fall_back"));
+  flag("small_packets", out.small_packets);
+  flag("compressed", out.compressed);
+  flag("masks", out.masks);
+  flag("mask_late", out.mask_late);
+  flag("wide_ids", out.wide_ids);
+  flag("fall_back", out.fall_back);
   out.user_bytes = bytes_of(options.attr("user_bytes"), "user_bytes");
-  out.cast = nb::cast<bool>(options.attr("cast"));
-  out.overlap_launches = nb::cast<bool>(options.attr("overlap_launches"));
-  out.host_counts = nb::cast<bool>(options.attr("host_counts"));
-  out.statistics = nb::cast<bool>(options.attr("statistics"));
-  out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");
+  flag("cast", out.cast);
+  flag("overlap_launches", out.overlap_launches);
+  flag("host_counts", out.host_counts);
+  flag("statistics", out.statistics);
+  out.wait = time_of(options.attr("wait"), "wait");
   return out;
 }
 

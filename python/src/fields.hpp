@@ -8,6 +8,7 @@
 #include <limits>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <string>
 
 #include "errors.hpp"
 
@@ -25,10 +26,21 @@ T whole_number(nb::handle value, const char* name) {
 }
 
 inline bool flag_of(nb::handle value, const char* name) {
+  // NumPy's flags have a type of their own; 0 and 1 are numbers.
+  const std::string type = text_of(value.type().attr("__name__"));
+  if (type == "bool_" || type == "bool") return PyObject_IsTrue(value.ptr()) == 1;
   bool out = false;
   if (!nb::try_cast(value, out))
     raise(invalid_argument(
         fmt::format("{} = {} must be True or False", name, text_of(nb::object(nb::repr(value))))));
+  return out;
+}
+
+inline float real_of(nb::handle value, const char* name) {
+  float out = 0;
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, out))
+    raise(invalid_argument(
+        fmt::format("{} = {} must be a number", name, text_of(nb::object(nb::repr(value))))));
   return out;
 }
 

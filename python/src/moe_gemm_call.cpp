@@ -141,8 +141,8 @@ void read_output(moe::GemmCall& call, const Arguments& a) {
 void read_swiglu(moe::GemmCall& call, nb::handle swiglu) {
   if (swiglu.is_none()) return;
   call.swiglu.emplace();
-  call.swiglu->clamp = nb::cast<float>(swiglu.attr("clamp"));
-  call.swiglu->fast = nb::cast<bool>(swiglu.attr("fast"));
+  call.swiglu->clamp = real_of(swiglu.attr("clamp"), "clamp");
+  call.swiglu->fast = flag_of(swiglu.attr("fast"), "fast");
 }
 
 // [experts][n], in the order of the weights' columns.

@@ -9,6 +9,7 @@
 #include "bind.hpp"
 #include "ep_options.hpp"
 #include "errors.hpp"
+#include "fields.hpp"
 
 namespace crossdock::python {
 namespace {
@@ -71,6 +72,9 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   const auto read = [&](const char* name, std::uint32_t& field) {
     field = number_of(options.attr(name), name);
   };
+  const auto flag = [&](const char* name, bool& field) {
+    field = flag_of(options.attr(name), name);
+  };
   read("experts", out.experts);
   read("top_k", out.top_k);
   read("max_tokens", out.max_tokens);
@@ -85,13 +89,13 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   out.format = format_of(options.attr("format"));
   out.scales = scale_type_of(options.attr("scales"));
   out.tile = tile_of(options.attr("tile"));
-  out.wide_ids = nb::cast<bool>(options.attr("wide_ids"));
-  out.fast = nb::cast<bool>(options.attr("fast"));
-  out.statistics = nb::cast<bool>(options.attr("statistics"));
-  out.clamp = nb::cast<float>(options.attr("clamp"));
-  out.wait = seconds_of(nb::cast<double>(options.attr("wait")), "wait");
+  flag("wide_ids", out.wide_ids);
+  flag("fast", out.fast);
+  flag("statistics", out.statistics);
+  out.clamp = real_of(options.attr("clamp"), "clamp");
+  out.wait = time_of(options.attr("wait"), "wait");
   out.compile_timeout = std::chrono::duration_cast<std::chrono::seconds>(
-      seconds_of(nb::cast<double>(options.attr("compile_timeout")), "compile_timeout"));
+      time_of(options.attr("compile_timeout"), "compile_timeout"));
   return out;
 }
 

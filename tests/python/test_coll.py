@@ -69,6 +69,25 @@ def test_options_that_are_none_are_named(field, value, text):
     assert text in caught.value.message, caught.value.message
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 64), (2, 2, 2, 32)])
+def test_arrays_with_gaps_are_refused_whatever_their_dimensions(shape):
+    options = coll.Options(session_bytes=4096, tensor_bytes=4096)
+    with coll.Group(options, world=1, backend="twin") as group:
+        gaps = np.zeros(shape, np.float32)[..., :16]
+        dense = np.ascontiguousarray(gaps)
+        with group.session() as session:
+            for name, call in [("all_gather: input", lambda: session.all_gather(gaps, dense)),
+                               ("all_gather: out", lambda: session.all_gather(dense, gaps)),
+                               ("reduce_scatter: input", lambda: session.reduce_scatter(gaps, dense)),
+                               ("reduce_scatter: out", lambda: session.reduce_scatter(dense, gaps)),
+                               ("send: tensor", lambda: group.send(gaps, 0)),
+                               ("receive: tensor", lambda: group.receive(gaps, 0))]:
+                with pytest.raises(crossdock.InvalidArgument) as caught:
+                    call()
+                assert f"coll {name} is not contiguous" in caught.value.message, caught.value.message
+        group.synchronize(TIMEOUT)
+
+
 def test_a_reset_makes_a_group_good_that_lost_a_peer():
     options = coll.Options(session_bytes=4096, tensor_bytes=64, wait=0.2)
     with coll.Group(options, world=2, backend="twin") as group:

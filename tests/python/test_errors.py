@@ -1,5 +1,6 @@
 """The exceptions: one class a code, the fields of Error, and what a mistake is told."""
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import pickle
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import crossdock
 from cases import TIMEOUT, Case, raises, tokens_of
-from crossdock import ep
+from crossdock import ep, moe
 
 
 def test_every_code_has_a_class_with_its_fields():
@@ -54,6 +55,31 @@ def test_wrong_options(field, value, text):
     assert ep.sizes(ep.Options(**good), 4).capacity == 64
     with raises(crossdock.InvalidArgument, text):
         ep.sizes(ep.Options(**{**good, field: value}), 4)
+
+
+@pytest.mark.parametrize("make", [
+    lambda more: ep.sizes(ep.Options(**{**dict(experts=8, top_k=2, max_tokens=16, hidden=256), **more}), 4),
+    lambda more: moe.Layer(moe.Options(**{**dict(experts=8, top_k=2, max_tokens=16, hidden=256, inter=128),
+                                          **more}), world=1, backend="twin")])
+@pytest.mark.parametrize("wrong", [object(), 1 + 2j, {}])
+def test_values_of_another_type_are_named(make, wrong):
+    fields = dataclasses.fields(ep.Options if "sizes" in make.__code__.co_names else moe.Options)
+    assert len(fields) > 10
+    for field in fields:
+        with raises(crossdock.InvalidArgument, field.name):
+            make({field.name: wrong})
+
+
+def test_flags_and_numbers_of_numpy_are_taken():
+    good = dict(experts=np.int64(8), top_k=2, max_tokens=np.uint32(16), hidden=256, cast=np.bool_(False),
+                dispatch_sms=np.int64(8), combine_sms=np.array([8, 8]), wait=np.float32(2.0))
+    assert ep.sizes(ep.Options(**good), 2).capacity == 32
+    for field, value, text in [("cast", 1, "cast = 1 must be True or False"),
+                               ("masks", "yes", "masks = 'yes' must be True or False"),
+                               ("wait", "2", "wait = '2' must be a number of seconds"),
+                               ("dispatch_sms", "ab", "dispatch_sms = 'a' must be a whole number")]:
+        with raises(crossdock.InvalidArgument, text):
+            ep.sizes(ep.Options(**{**good, field: value}), 2)
 
 
 def test_wrong_groups():

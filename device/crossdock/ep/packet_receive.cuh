@@ -4,21 +4,31 @@
 #pragma once
 
 #include <crossdock/ep/packet_send.cuh>
+#include <crossdock/ep/wait_clock.cuh>
 
 namespace crossdock::device {
 
-// Waits for the headers of all sources, a lane each: rows that come. By a warp. False when the rank
-// aborts; the lanes agree.
+// Waits for the headers of all sources, a lane each: rows that come. By a warp. `waits`: where the
+// times are added, or null. False when the rank aborts; the lanes agree.
 CROSSDOCK_DEVICE bool ep_packet_headers(const EpPacketParams& p, const EpPacketPlaces& places,
-                                        u32 epoch, u32 masked, u32& rows) {
+                                        u32 epoch, u32 masked, u32& rows, u64* waits = nullptr) {
   const EpSmallParams& s = p.small;
   const u32 source = lane_index();
   rows = 0;
   bool came = true;
   if (source < s.view.world && !is_masked(masked, source)) {
     const Packet* const packets[1] = {places.header(source, s.view.rank)};
+    const Expected expected{Phase::kEpochWord, source, epoch};
+    if (waits != nullptr) {
+      EpWaitClock clock(waits);
+      came = wait_until(
+          s.common, expected,
+          [&] { return u64{packet_is_of(ptx::ld_relaxed_sys(packets[0]), epoch)}; },
+          [&](u64 is_here) { return clock.stamp(is_here != 0); });
+      clock.add(source);
+    }
     Packet got[1]{};
-    came = wait_packets(s.common, {Phase::kEpochWord, source, epoch}, packets, 1u, got);
+    came = came && wait_packets(s.common, expected, packets, 1u, got);
     const EpHeader header{packet_word(got[0], 0)};
     if (came && header.given_up()) {
       const u32 culprit = header.culprit();
@@ -154,7 +164,9 @@ CROSSDOCK_DEVICE void ep_packet_count(const EpPacketParams& p, u32 epoch, u32 ma
     histogram[i] = 0;
   const EpPacketPlaces places{p.areas, s.view, epoch & 1u};
   u32 rows = 0;
-  const bool came = !stop && ep_packet_headers(p, places, epoch, masked, rows);
+  // By one warp: its waits are those that are kept.
+  u64* waits = warp_index() == 0 ? s.statistics.source_wait_ns : nullptr;
+  const bool came = !stop && ep_packet_headers(p, places, epoch, masked, rows, waits);
   if (all.any(!came)) return;
   bool ok = true;
   for (u32 source = 0; source < s.view.world && ok; ++source) {

@@ -1,4 +1,4 @@
-// The clock of a combine's waits, rank by rank.
+// The clock of what a call waits for, rank by rank.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -6,6 +6,7 @@ import pytest
 import crossdock
 from crossdock import ep
 from crossdock.compat import deep_ep
+from crossdock.compat.deep_ep.few import FewWorld, options_of
 from crossdock.compat.deep_ep.settings import Settings
 from crossdock.compat.deep_ep.world import TOKENS_OF_AN_SM, Shape
 
@@ -56,3 +57,21 @@ def test_more_tokens_than_the_sms_of_a_call_have_room_for_take_more_of_them():
         deep_ep.Threads(1, backend="twin").run(one)
     finally:
         deep_ep.Buffer.num_sms = before
+
+
+@pytest.mark.parametrize("cast, most", [(True, 40e6), (False, 48e6)])
+def test_low_latency_buffers_for_128_tokens_take_few_bytes(cast, most):
+    of = Shape(experts=256, top_k=8, hidden=7168, wide_ids=True, cast=cast)
+    rows = options_of(of, 4, 128, 1.0, True)
+    assert rows.compressed
+    total = sum(ep.sizes(options, 4).window_bytes + ep.sizes(options, 4).local_bytes
+                for options in (rows, FewWorld.weight_options(rows, of)))
+    assert 0.9 * most < total <= most, f"{total / 1e6:.1f} MB"
+
+
+@pytest.mark.parametrize("world, top_k, hidden, compressed", [
+    (8, 8, 7168, True), (8, 8, 7176, False), (32, 21, 7168, True), (32, 22, 7168, False), (16, 32, 512, True)])
+def test_any_number_of_choices_has_buffers(world, top_k, hidden, compressed):
+    made = options_of(shape(hidden, top_k), world, 64, 1.0, False)
+    assert made.compressed == compressed
+    assert ep.sizes(made, world).window_bytes > 0

@@ -202,10 +202,11 @@ class Buffer:
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int,
                                        num_ranks: int, num_experts: int) -> int:
-        """Bytes that low-latency calls of such sizes take of a GPU, for a top_k of 8. Any number may be
-        given as num_rdma_bytes: memory is made when it is known what for."""
-        shape = Shape(num_experts, 8, hidden, wide_ids=True, cast=hidden % 128 == 0)
-        options = options_of(shape, num_max_dispatch_tokens_per_rank, 1.0, False)
+        """Bytes that low-latency calls of such sizes take of a GPU, for a top_k of 8 and rows in BF16; with
+        use_fp8 they take less. Any number may be given as num_rdma_bytes: memory is made when it is known
+        what for."""
+        shape = Shape(num_experts, 8, hidden, wide_ids=True)
+        options = options_of(shape, num_ranks, num_max_dispatch_tokens_per_rank, 1.0, False)
         sizes = ep.sizes(options, num_ranks)
         return sizes.window_bytes + sizes.local_bytes
 

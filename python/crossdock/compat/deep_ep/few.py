@@ -17,24 +17,29 @@ from .ranks import Rank
 from .settings import Settings
 from .world import Shape
 
-__all__ = ["COMPRESSED_VALUES", "MOST_TOKENS", "SLOTS", "FewWorld", "WaitClock", "options_of"]
+__all__ = ["MOST_TOKENS", "SLOTS", "FewWorld", "WaitClock", "options_of"]
 
 #: Results that may be held at a time: a dispatch ends the one before the last.
 SLOTS = 2
 #: Of a rank in a call.
 MOST_TOKENS = 1024
-#: Rows of a multiple of so many values may travel compressed.
-COMPRESSED_VALUES = 512
 
 
-def options_of(shape: Shape, tokens: int, wait: float, shrink: bool, copy_sms: int = 0) -> ep.Options:
-    """Of the group for the rows. ``copy_sms``: SMs that copy them to their experts in the same launch."""
-    return ep.Options(
+def options_of(shape: Shape, world: int, tokens: int, wait: float, shrink: bool,
+               copy_sms: int = 0) -> ep.Options:
+    """Of the group for the rows, which may travel compressed where a group can do that. ``copy_sms``: SMs
+    that copy them to their experts in the same launch."""
+    plain = ep.Options(
         experts=shape.experts, top_k=shape.top_k, max_tokens=tokens, hidden=shape.hidden,
         wide_ids=shape.wide_ids, slots=0, fall_back=False, small_tokens=tokens, small_slots=SLOTS,
-        wait=wait, cast=shape.cast, expert_alignment=1, host_counts=False, masks=shrink,
-        mask_late=shrink, compressed=shape.hidden % COMPRESSED_VALUES == 0,
-        small_expand_sms=copy_sms)
+        row_bytes=shape.hidden if shape.cast else 0, wait=wait, cast=shape.cast, expert_alignment=1,
+        host_counts=False, masks=shrink, mask_late=shrink, small_expand_sms=copy_sms)
+    compressed = dataclasses.replace(plain, compressed=True)
+    try:
+        ep.sizes(compressed, world)
+    except InvalidArgument:
+        return plain
+    return compressed
 
 
 class WaitClock:
@@ -64,15 +69,20 @@ class FewWorld:
         if tokens > MOST_TOKENS:
             raise InvalidArgument(f"deep_ep: num_max_dispatch_tokens_per_rank = {tokens} must be at most "
                                   f"{MOST_TOKENS}; dispatch() is for more")
-        options = options_of(shape, tokens, settings.wait, shrink, settings.expand_sms)
+        options = options_of(shape, rank.size(), tokens, settings.wait, shrink, settings.expand_sms)
+        self.options = options
         self.group: ep.Group = rank.make(ep.Group, options, self.timeout)
-        columns = -(-shape.top_k // 4) * 4
-        self._weights: ep.Group = rank.make(ep.Group, dataclasses.replace(
-            options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0, compressed=False,
-            small_expand_sms=0),
-            self.timeout)
-        self._columns = columns
+        weights = self.weight_options(options, shape)
+        self._weights: ep.Group = rank.make(ep.Group, weights, self.timeout)
+        self._columns = weights.row_bytes // 4
         self._pending: dict[int, bool] = {}  # masks that the twin has not run yet
+
+    @staticmethod
+    def weight_options(options: ep.Options, shape: Shape) -> ep.Options:
+        """Of the group for the weights beside that of the rows."""
+        columns = -(-shape.top_k // 4) * 4
+        return dataclasses.replace(options, hidden=8, row_bytes=columns * 4, cast=False, expert_alignment=0,
+                                   compressed=False, small_expand_sms=0)
 
     @property
     def groups(self) -> Sequence[ep.Group]:

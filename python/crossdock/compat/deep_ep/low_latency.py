@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 from ... import ep
 from ...errors import InvalidArgument
 from .events import EventOverlap
-from .few import COMPRESSED_VALUES, SLOTS, FewWorld, WaitClock
+from .few import SLOTS, FewWorld, WaitClock
 from .frame import Frame, frame_of
 from .lane import Lane
 from .quant import cast_rounded
@@ -130,7 +130,8 @@ class LowLatency:
         self._worlds.clear()
         self._held.clear()
 
-    def _world(self, frame: Frame, x: Array, ids: Array, most: int, experts: int) -> FewWorld:
+    # One for each format: FP8 rows need half of the memory.
+    def _world(self, frame: Frame, x: Array, ids: Array, most: int, experts: int, fp8: bool) -> FewWorld:
         if experts % self._rank.size():
             raise InvalidArgument(f"deep_ep: num_experts = {experts} must be a multiple of the "
                                   f"{self._rank.size()} ranks")
@@ -139,7 +140,7 @@ class LowLatency:
                                   f"num_max_dispatch_tokens_per_rank = {most}")
         hidden = int(x.shape[1])
         shape = Shape(experts, int(ids.shape[1]), hidden, wide_ids=ids.dtype == frame.dtype("int64"),
-                      alignment=1, cast=hidden % 128 == 0, host_counts=False)
+                      alignment=1, cast=fp8, host_counts=False)
         if (shape, most) not in self._worlds:
             made = FewWorld(self._rank, shape, most, self._settings, self._shrink)
             for peer in self._masked:
@@ -154,7 +155,7 @@ class LowLatency:
                  hooked: bool) -> Tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook]:
         frame = frame_of(x, "x")
         _either(asynchronous, hooked)
-        world = self._world(frame, x, ids, most, experts)
+        world = self._world(frame, x, ids, most, experts, form.fp8)
         rows = world.rank.size() * most
         with self._lane.call(None, asynchronous) as call:
             self._make_room(world)
@@ -233,9 +234,10 @@ class LowLatency:
         shape = (world.shape.experts // world.rank.size(), rows, world.shape.hidden)
         if tuple(int(n) for n in x.shape) != shape:
             raise InvalidArgument(f"deep_ep low_latency_combine: x is {tuple(x.shape)}: it must be {shape}")
-        if logfmt and shape[2] % COMPRESSED_VALUES:
+        if logfmt and not world.options.compressed:
             raise InvalidArgument(f"deep_ep low_latency_combine: use_logfmt needs hidden = {shape[2]} to be a "
-                                  f"multiple of {COMPRESSED_VALUES}")
+                                  "multiple of 512, and the rows of a token not to be spread too far: "
+                                  f"{world.rank.size()} ranks, num_topk = {world.shape.top_k}")
         payload = "logfmt10" if logfmt else "bf16"
         handle.pending.receive()  # of a combine before this one
         count = waited is not None
