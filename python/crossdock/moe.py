@@ -66,7 +66,7 @@ class Options:
     combine_sms: int = 0
     gemm_sms: int = 0
     #: ``ep.Options.expand_sms``, where experts may have so many rows that they are copied apart: a forward
-    #: in one call then copies them while others are on their way.
+    #: in one call then copies them while others are on their way. With shared experts it counts as 0.
     expand_sms: Union[int, str] = 0
     wait: float = 2.0  #: seconds a kernel waits for a peer before the forward fails, naming it
     compile_timeout: float = 600.0  #: seconds for compiling the kernels, which a machine does once
@@ -262,7 +262,8 @@ class Layer(RankOwner):
 
         Every rank begins and ends in the same order. Two may have begun at a time, of a layer and its
         siblings together: a third raises :class:`crossdock.Busy`. The results are those of
-        :meth:`forward`, bit by bit."""
+        :meth:`forward`, bit by bit. What is given stays alive until the end; of a forward that is dropped,
+        which all ranks must do, until the rank's next call."""
         number = self._rank(rank)
         native = self._native.forward_begin(number, (rows, ids, weights, scales, shared_weights),
                                             expected_rows, stream)

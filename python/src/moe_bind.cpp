@@ -121,7 +121,7 @@ void add_moe_layer(nb::module_& m) {
       .def_prop_ro("tokens", [](const BegunForward& b) { return b.tokens; })
       .def_prop_ro("device", [](const BegunForward& b) { return b.device; })
       .def_prop_ro("framework", [](const BegunForward& b) { return static_cast<int>(b.framework); })
-      .def_prop_ro("ended", [](const BegunForward& b) { return b.begun == nullptr; });
+      .def_prop_ro("ended", [](const BegunForward& b) { return b.half == nullptr; });
   nb::class_<Layer> layer(m, "MoeLayer");
   bind_ranks(layer, &make_layer);
   layer.def_prop_ro("memory", [](const Layer& l) { return dict_of(l.memory()); });

@@ -1,5 +1,6 @@
 // Layer: forwards. See moe_layer.hpp. SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <utility>
 
 #include "ep_checks.hpp"
 #include "errors.hpp"
@@ -46,6 +47,20 @@ bool is_e4m3(const Tensor& t) {
 }
 
 }  // namespace
+
+Half::~Half() {
+  if (!begun_) return;  // moved from
+  begun_.reset();
+  const nb::gil_scoped_acquire acquire;
+  Copies copies = let_go();
+  if (const auto shared = shared_.lock(); shared != nullptr && shared->twin)
+    shared->copies.take_over(std::move(copies));
+}
+
+Copies Half::let_go() {
+  held_.clear();
+  return std::exchange(copies_, {});
+}
 
 Tensor Layer::argument(const char* name, nb::handle object, uint32_t rank) const {
   const Tensor t = tensor_of(object, kForward, name);
@@ -139,31 +154,32 @@ void Layer::forward(uint32_t rank, const ForwardArguments& arguments, const Outp
 BegunForward Layer::begin(uint32_t rank, const ForwardArguments& a, nb::handle stream) {
   const auto [layer, lock] = enter(rank);
   BegunForward out;
-  const moe::LayerInput in = input_of(rank, a, out.copies, out.framework);
+  Copies copies;
+  const moe::LayerInput in = input_of(rank, a, copies, out.framework);
   out.rank = rank;
   out.tokens = in.count;
   out.device = device_of(rank);
   const moe::StreamPtr on = stream_of(stream, out.framework, out.device);
   auto begun = value_or_raise(launch([&] { return layer->forward_begin(rank, in, on); }));
-  out.begun = keep(shared_->box, rank, std::move(begun));
   // The dispatch runs beside the caller's stream: nobody may have this memory until that stream
   // waits for it.
-  out.held = {a.rows, a.ids, a.weights, a.scales, a.shared_weights};
+  out.half = keep(shared_->box, rank,
+                  Half(std::move(begun), {a.rows, a.ids, a.weights, a.scales, a.shared_weights},
+                       std::move(copies), shared_));
   shared_->framework = out.framework;
   return out;
 }
 
 void Layer::end(BegunForward& begun, const OutputArguments& output, nb::handle stream) {
   const auto [layer, lock] = enter(begun.rank);
-  const auto half = begun.begun;
+  const auto half = begun.half;
   if (half == nullptr) refuse("moe forward_end: this forward has ended: begin another one");
   Copies copies;
   const moe::LayerOutput out = output_of(begun.rank, begun.tokens, output, copies);
   const moe::StreamPtr on = stream_of(stream, begun.framework, begun.device);
-  value_or_raise(launch([&] { return layer->forward_end(*half, out, on); }));
-  begun.begun.reset();
-  begun.held.clear();
-  shared_->copies.take_over(std::move(begun.copies));
+  value_or_raise(launch([&] { return layer->forward_end(half->begun(), out, on); }));
+  begun.half.reset();
+  shared_->copies.take_over(half->let_go());
   shared_->copies.take_over(std::move(copies));
 }
 

@@ -27,23 +27,66 @@ struct OutputArguments {
   nb::object out, residual;
 };
 
-// Between forward_begin() and forward_end(): what it was given stays alive and in place.
+struct LocalRank {
+  uint32_t rank;
+  int device;
+};
+
+// Of all siblings.
+struct LayerShared {
+  std::shared_ptr<GroupBox> box;
+  moe::LayerOptions options;
+  moe::LayerSizes memory;
+  uint32_t world = 1;
+  bool twin = false;
+  std::vector<LocalRank> ranks;
+  Framework framework = Framework::kNone;  // of the last forward
+  Copies copies;                           // of the calls since the last synchronize()
+};
+
+// A forward between its halves, with what its dispatch reads. It may go under the lane of the rank
+// only, with or without the GIL.
+class Half {
+ public:
+  Half(moe::BegunForward begun, std::vector<nb::object> held, Copies copies,
+       std::weak_ptr<LayerShared> shared)
+      : held_(std::move(held)),
+        copies_(std::move(copies)),
+        shared_(std::move(shared)),
+        begun_(std::move(begun)) {}
+  Half(Half&& other) noexcept
+      : held_(std::move(other.held_)),
+        copies_(std::move(other.copies_)),
+        shared_(std::move(other.shared_)),
+        begun_(std::exchange(other.begun_, std::nullopt)) {}
+  Half& operator=(Half&&) = delete;
+  // Dropped before its end: the caller's stream waits for the dispatch first, and only then may the
+  // memory be used for something else in the order of that stream. The twin runs what it has queued
+  // at the next synchronize(), and needs the copies until then.
+  ~Half();
+
+  [[nodiscard]] moe::BegunForward& begun() { return *begun_; }
+  // It has ended: what it was given is free in the order of the stream.
+  Copies let_go();
+
+ private:
+  std::vector<nb::object> held_;
+  Copies copies_;
+  std::weak_ptr<LayerShared> shared_;
+  std::optional<moe::BegunForward> begun_;
+};
+
+// What Python has of it.
 struct BegunForward {
-  std::shared_ptr<moe::BegunForward> begun;  // null once ended or closed
+  std::shared_ptr<Half> half;  // null once ended
   uint32_t rank = 0;
   uint32_t tokens = 0;
   int device = kHost;
   Framework framework = Framework::kNone;
-  std::vector<nb::object> held;
-  Copies copies;
 };
 
 class Layer {
  public:
-  struct LocalRank {
-    uint32_t rank;
-    int device;
-  };
   Layer(ep::Group group, moe::Layer layer, const moe::LayerOptions& options);
   [[nodiscard]] Layer sibling() const;
 
@@ -85,17 +128,7 @@ class Layer {
   [[nodiscard]] const moe::LayerSizes& memory() const { return shared_->memory; }
 
  private:
-  // Of all siblings.
-  struct Shared {
-    std::shared_ptr<GroupBox> box;
-    moe::LayerOptions options;
-    moe::LayerSizes memory;
-    uint32_t world = 1;
-    bool twin = false;
-    std::vector<LocalRank> ranks;
-    Framework framework = Framework::kNone;  // of the last forward
-    Copies copies;                           // of the calls since the last synchronize()
-  };
+  using Shared = LayerShared;
   struct Call {
     std::shared_ptr<moe::Layer> layer;
     std::unique_lock<std::mutex> lock;

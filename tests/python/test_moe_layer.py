@@ -3,6 +3,7 @@ statistics, mistakes, faults."""
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import gc
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -108,6 +109,38 @@ def test_what_begins_keeps_its_input_until_it_ends():
         del dropped  # gives its slot back
         for _ in range(3):
             np.testing.assert_array_equal(forward(layer, data)[0], want)
+
+
+# Until then no stream waits for the dispatch that reads it, so it must not be used for something else.
+def test_what_is_dropped_keeps_its_input_until_the_ranks_next_call():
+    case = Case(world=1, experts=2, top_k=2, max_tokens=4)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        arrays = [data.sent[0].rows.copy(), data.sent[0].ids.copy()]
+        held = [weakref.ref(array) for array in arrays]
+        begun = layer.forward_begin(*arrays)
+        arrays.clear()
+        del begun
+        gc.collect()
+        assert all(ref() is not None for ref in held)
+        forward(layer, data)
+        assert all(ref() is None for ref in held)
+
+
+# The twin runs what has begun when it is waited for, whether or not anybody wants the rest.
+def test_the_twin_reads_what_was_given_to_a_forward_that_was_dropped():
+    case = Case(world=2, max_tokens=4)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        begun = [layer.forward_begin(**given(data, r)) for r in layer.local_ranks]
+        del begun
+        # Memory of ids that are gone would be taken for these, and name no experts.
+        taken = [np.from_dlpack(layer._native.empty(r, "int16", case.max_tokens, 2 * case.top_k))
+                 for r in layer.local_ranks for _ in range(8)]
+        for array in taken:
+            array[:] = 0x7FFF
+        layer.synchronize(TIMEOUT)
+        check(forward(layer, data), data.want())
 
 
 def test_siblings_share_all_but_the_weights():
