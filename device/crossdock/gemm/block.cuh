@@ -142,17 +142,31 @@ struct GemmBlock {
     const u32 begins_at = kConfig.fp8 && !gathers() ? kGemmScaledBegin : 1;
     return experts.build(p.common, p.rows, kConfig.tile_rows, column_tiles(), begins_at);
   }
-  // Waits for the stage to be free. A wait that fails has raised a fault: the role leaves.
+  // Waits for the stage to be free. A wait that fails has raised a fault: the role leaves. It does
+  // not fail where math warps only wait for loads (`wait_full`): past its deadline it has raised a
+  // fault, and goes on, since those warps wait for what it would load.
   CROSSDOCK_DEVICE bool wait_empty(const Cursor& at CROSSDOCK_SITE) const {
-    return wait_long(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+    if constexpr (kUnpacksApart) {
+      return wait_long(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+    } else {
+      wait_on(empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
+      return true;
+    }
   }
   CROSSDOCK_DEVICE bool wait_packed_empty(const PackedCursor& at CROSSDOCK_SITE) const {
     return wait_long(packed_empty(at.stage), at.parity ^ 1 CROSSDOCK_PASS_SITE);
   }
   // By warps without registers for a clock: the loader, which waits for them in turn, keeps the
-  // deadline. After a fault the block runs on to its end on what is in the stages.
+  // deadline. What is loaded comes, whatever has failed elsewhere, so they look at nothing else:
+  // the code for it would lie in the middle of the main loop. What others unpack may not come;
+  // after a fault the block then runs on to its end on what is in the stages.
   CROSSDOCK_DEVICE void wait_full(const Cursor& at CROSSDOCK_SITE) const {
-    wait_short(kUnpacksApart ? unpacked(at.stage) : full(at.stage), at.parity CROSSDOCK_PASS_SITE);
+    if constexpr (kUnpacksApart) {
+      wait_short(unpacked(at.stage), at.parity CROSSDOCK_PASS_SITE);
+    } else {
+      while (!ptx::mbarrier_try_wait(full(at.stage), at.parity CROSSDOCK_PASS_SITE))
+        ptx::spin("stage" CROSSDOCK_PASS_SITE);
+    }
   }
   CROSSDOCK_DEVICE void wait_input(const Cursor& at CROSSDOCK_SITE) const {
     wait_short(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
@@ -171,6 +185,16 @@ struct GemmBlock {
     for (u32 turn = 0; turn < kTurns; ++turn)
       if (ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE)) return true;
     return wait_stage(p.common, barrier, parity CROSSDOCK_PASS_SITE);
+  }
+  // Asleep most of the time: the loader shares a scheduler with math warps.
+  CROSSDOCK_DEVICE void wait_on(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
+    constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
+    constexpr u32 kSleepNs = 20000;
+    CROSSDOCK_NO_UNROLL
+    for (u32 turn = 0; turn < kTurns; ++turn)
+      if (ptx::mbarrier_try_wait_for(barrier, parity, kSleepNs CROSSDOCK_PASS_SITE)) return;
+    while (!wait_stage(p.common, barrier, parity CROSSDOCK_PASS_SITE))
+      ptx::spin("stage" CROSSDOCK_PASS_SITE);
   }
   CROSSDOCK_DEVICE void wait_short(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     for (u32 turn = 1; !ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE); ++turn) {

@@ -22,8 +22,11 @@ struct GemmTileLoader {
 
   CROSSDOCK_DEVICE void run() {
     typename Block::Walk walk(block.experts);
-    for (u32 tile = 0; walk.valid(); walk.next(), ++tile) {
-      const Tile t = walk.tile();
+    // In the warp's own registers, where the copies want their operands: what is moved there takes
+    // turns of the scheduler from math warps.
+    const u32 tiles = ptx::lane_constant(block.experts.own_tiles());
+    for (u32 tile = 0; tile < tiles; walk.next(), ++tile) {
+      const Tile t = constant(walk.tile());
       for (u32 k = 0; k < block.p.shape.k_stages; ++k) {
         if (!block.wait_empty(at)) return give_up();
         if (k == 0) {
@@ -40,6 +43,10 @@ struct GemmTileLoader {
   }
 
  private:
+  CROSSDOCK_DEVICE static Tile constant(const Tile& t) {
+    return {ptx::lane_constant(t.expert), ptx::lane_constant(t.row), ptx::lane_constant(t.rows),
+            ptx::lane_constant(t.column)};
+  }
   CROSSDOCK_DEVICE void load(const Tile& t, u32 k) const {
     const GroupedGemmParams& p = block.p;
     ptx::MBarrier* full = Block::full(at.stage);

@@ -126,7 +126,7 @@ struct GemmPromoted {
     at.advance();
     if (more) wait_stage(next);
     ptx::wgmma_wait<0>(part);
-    gemm_release<kConfig>(stage, weight_scales.turns);  // 0 in lane 0
+    if (weight_scales.turns == 0) ptx::mbarrier_arrive(Block::empty(stage));  // in lane 0
     promote<kHalves - 1>(scales);
     issue(at.stage, 0);
   }

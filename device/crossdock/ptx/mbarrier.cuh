@@ -63,7 +63,19 @@ CROSSDOCK_DEVICE bool mbarrier_try_wait(MBarrier* b, u32 parity) {
       : "memory");
   return done != 0;
 }
-// The same without the sleep: to look, not to wait.
+// The same with a sleep of up to `ns`, which the phase's end cuts short.
+CROSSDOCK_DEVICE bool mbarrier_try_wait_for(MBarrier* b, u32 parity, u32 ns) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2, %3;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(b)), "r"(parity), "r"(ns)
+      : "memory");
+  return done != 0;
+}
+// Without any sleep: to look, not to wait.
 CROSSDOCK_DEVICE bool mbarrier_test_wait(MBarrier* b, u32 parity) {
   u32 done;
   asm volatile(
@@ -98,6 +110,9 @@ CROSSDOCK_DEVICE void mbarrier_arrive_expect_tx(MBarrier* b, u32 bytes CROSSDOCK
   twin::hooks::mbarrier_arrive_expect_tx(b, bytes, site);
 }
 CROSSDOCK_DEVICE bool mbarrier_try_wait(MBarrier* b, u32 parity CROSSDOCK_SITE) {
+  return twin::hooks::mbarrier_try_wait(b, parity, site);
+}
+CROSSDOCK_DEVICE bool mbarrier_try_wait_for(MBarrier* b, u32 parity, u32 CROSSDOCK_SITE) {
   return twin::hooks::mbarrier_try_wait(b, parity, site);
 }
 CROSSDOCK_DEVICE bool mbarrier_test_wait(MBarrier* b, u32 parity CROSSDOCK_SITE) {

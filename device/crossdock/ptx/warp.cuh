@@ -39,6 +39,10 @@ CROSSDOCK_DEVICE u32 uniform(u32 value) {
 CROSSDOCK_DEVICE u32 warp_constant(u32 value) {
   return __reduce_or_sync(kFullMask, value);
 }
+// The same for a value of lane 0 while no other lane runs.
+CROSSDOCK_DEVICE u32 lane_constant(u32 value) {
+  return __reduce_or_sync(1, value);
+}
 CROSSDOCK_DEVICE u32 ballot(u32 mask, bool predicate) {
   return __ballot_sync(mask, predicate);
 }
@@ -148,6 +152,9 @@ CROSSDOCK_DEVICE u32 uniform(u32 value CROSSDOCK_SITE) {
 }
 CROSSDOCK_DEVICE u32 warp_constant(u32 value CROSSDOCK_SITE) {
   return twin::hooks::reduce(kFullMask, twin::hooks::Rmw::kOr, value, site);
+}
+CROSSDOCK_DEVICE u32 lane_constant(u32 value CROSSDOCK_SITE) {
+  return twin::hooks::reduce(1, twin::hooks::Rmw::kOr, value, site);
 }
 CROSSDOCK_DEVICE u32 ballot(u32 mask, bool predicate CROSSDOCK_SITE) {
   return twin::hooks::ballot(mask, predicate, site);
