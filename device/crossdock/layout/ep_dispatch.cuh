@@ -84,7 +84,7 @@ struct EpOutputShape {
 // together and in their parity; other sizes may look alike.
 CROSSDOCK_HOST_DEVICE constexpr u8 ep_scale_mark(EpOutputShape s) {
   u32 words = s.cast_ue8m0 ? round_up(ceil_div(s.row_bytes, kEpScaleGroup), 4u) : s.scale_bytes / 4;
-  for (const u32 shift : {16u, 8u, 4u, 2u})
+  for (u32 shift = 16; shift != 1; shift /= 2)
     words ^= words >> shift;
   return static_cast<u8>((words ^ (s.cast_ue8m0 ? 1u : 0u)) & 3u);
 }
