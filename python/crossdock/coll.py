@@ -158,7 +158,8 @@ class Group:
                    stream: Optional[Stream] = None) -> None:
         """``out[i]``, of ``row_bytes``: row ``numbers[i]`` of the table, zero where that is -1. Not
         collective."""
-        self._open().fetch_rows(self._rank(rank), _flat(numbers, "fetch_rows: numbers"), out, self.options.wide_indices, stream)
+        self._open().fetch_rows(self._rank(rank), _flat(numbers, "fetch_rows: numbers"), out,
+                                self.options.wide_indices, stream)
 
     def empty(self, nbytes: int, *, rank: Optional[int] = None) -> Array:
         """Memory of the rank, uint8: in the twin kernels reach no other, so that is where the numbers and

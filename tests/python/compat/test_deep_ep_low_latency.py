@@ -76,7 +76,7 @@ def test_mistakes_are_named():
         refused(lambda: buffer.low_latency_combine(x, mine.ids, mine.weights, handle, zero_copy=True),
                 "get_next_low_latency_combine_buffer")
         refused(lambda: buffer.low_latency_combine(x, mine.ids, mine.weights, handle, use_logfmt=True),
-                "use_logfmt needs hidden = 128 to be a multiple of 512")
+                "use_logfmt needs rows that may travel compressed", "hidden = 128 must be a multiple of 512")
         # And the buffer is good for what comes after.
         check_combine(buffer, kit, case, handle, sent, 1)
         buffer.destroy()

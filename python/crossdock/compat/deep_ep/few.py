@@ -17,7 +17,7 @@ from .ranks import Rank
 from .settings import Settings
 from .world import Shape
 
-__all__ = ["MOST_TOKENS", "SLOTS", "FewWorld", "WaitClock", "options_of"]
+__all__ = ["MOST_TOKENS", "SLOTS", "FewWorld", "WaitClock", "options_of", "why_plain"]
 
 #: Results that may be held at a time: a dispatch ends the one before the last.
 SLOTS = 2
@@ -34,12 +34,16 @@ def options_of(shape: Shape, world: int, tokens: int, wait: float, shrink: bool,
         wide_ids=shape.wide_ids, slots=0, fall_back=False, small_tokens=tokens, small_slots=SLOTS,
         row_bytes=shape.hidden if shape.cast else 0, wait=wait, cast=shape.cast, expert_alignment=1,
         host_counts=False, masks=shrink, mask_late=shrink, small_expand_sms=copy_sms)
-    compressed = dataclasses.replace(plain, compressed=True)
+    return plain if why_plain(plain, world) else dataclasses.replace(plain, compressed=True)
+
+
+def why_plain(options: ep.Options, world: int) -> str:
+    """Why rows of such a group may not travel compressed; empty if they may."""
     try:
-        ep.sizes(compressed, world)
-    except InvalidArgument:
-        return plain
-    return compressed
+        ep.sizes(dataclasses.replace(options, compressed=True), world)
+    except InvalidArgument as refused:
+        return refused.message
+    return ""
 
 
 class WaitClock:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 from ... import ep
 from ...errors import InvalidArgument
 from .events import EventOverlap
-from .few import SLOTS, FewWorld, WaitClock
+from .few import SLOTS, FewWorld, WaitClock, why_plain
 from .frame import Frame, frame_of
 from .lane import Lane
 from .quant import cast_rounded
@@ -235,9 +235,8 @@ class LowLatency:
         if tuple(int(n) for n in x.shape) != shape:
             raise InvalidArgument(f"deep_ep low_latency_combine: x is {tuple(x.shape)}: it must be {shape}")
         if logfmt and not world.options.compressed:
-            raise InvalidArgument(f"deep_ep low_latency_combine: use_logfmt needs hidden = {shape[2]} to be a "
-                                  "multiple of 512, and the rows of a token not to be spread too far: "
-                                  f"{world.rank.size()} ranks, num_topk = {world.shape.top_k}")
+            raise InvalidArgument("deep_ep low_latency_combine: use_logfmt needs rows that may travel "
+                                  f"compressed: {why_plain(world.options, world.rank.size())}")
         payload = "logfmt10" if logfmt else "bf16"
         handle.pending.receive()  # of a combine before this one
         count = waited is not None
