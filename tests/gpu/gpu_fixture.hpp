@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <gtest/gtest.h>
@@ -40,6 +42,20 @@ class GpuTest : public ::testing::Test {
     return std::atoi(wanted);
   }
   [[nodiscard]] int ranks_of_a_gpu() const { return (num_ranks() + num_gpus_ - 1) / num_gpus_; }
+  // Of groups whose ranks are processes: one a GPU, or GPU_TEST_RANKS, at least `fewest`. Where
+  // there are fewer GPUs they share them by turns of a few milliseconds, so waits last some
+  // seconds.
+  [[nodiscard]] std::uint32_t num_processes(std::uint32_t fewest = 2) const {
+    const char* const wanted = std::getenv("GPU_TEST_RANKS");
+    const int ranks = wanted == nullptr ? num_gpus_ : std::atoi(wanted);
+    return std::max(fewest, static_cast<std::uint32_t>(std::max(ranks, 0)));
+  }
+  [[nodiscard]] bool share(std::uint32_t processes) const {
+    return processes > static_cast<std::uint32_t>(num_gpus_);
+  }
+  [[nodiscard]] int device_of(std::uint32_t rank) const {
+    return static_cast<int>(rank) % num_gpus_;
+  }
   const cuda::Driver* driver_ = nullptr;
   int num_gpus_ = 0;
 };

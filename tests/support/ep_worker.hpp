@@ -4,10 +4,17 @@
 //
 //   create            make the group                                    ok | error <text>
 //   round <seed>      dispatch, experts and combine, everything compared
+//   step <seed>       the same without the ranks that are masked or vacant
+//   steps <ms>        steps until one without a rank is right: "good <ns of the steady clock>
+//   masked
+//                     <bits> whole <right ones before it> torn <wrong ones>"
 //   dispatch <seed>   dispatch alone, waited for
 //   loop <n>          n dispatches in a row, then wait
 //   device            copies to the GPU and back: whether the context is whole
 //   reset <ms>        Group::reset()
+//   reform <ms>       Group::reform()
+//   vacant            "vacant <ranks>": seats that nobody has
+//   waiting           "waiting <ranks>": those that want to join
 //   destroy           forget the group
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -25,9 +32,17 @@ namespace crossdock::testing {
 struct EpWorkerOptions {
   std::string store = {};  // URL
   std::string name = "group";
-  std::uint32_t rank = 0;  // and member, and GPU
+  std::uint32_t rank = 0;  // and member
   std::uint32_t world = 1;
+  int device = 0;
+  bool share_gpus = false;
   std::uint32_t wait_ms = 1000;
+  std::uint32_t tokens = 200;
+  bool few = false;    // on the path for few tokens
+  bool masks = false;  // a rank that is late is masked by the kernels
+  bool elastic = false;
+  std::uint32_t fewest = 0;  // of MeetingPlace
+  std::uint32_t settle_ms = 1000;
 };
 
 // In the child: obeys until stdin ends.

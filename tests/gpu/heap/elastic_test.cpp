@@ -1,5 +1,6 @@
-// Elastic groups of processes with real GPUs: one is killed, the other goes on with a vacant seat,
-// a new process takes it, and barriers between all of them work with the kernels from before.
+// Elastic groups of processes with real GPUs, shared where there are fewer: one is killed, the
+// other goes on with a vacant seat, a new process takes it, and barriers between all of them work
+// with the kernels from before.
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <cstdlib>
@@ -28,9 +29,10 @@ class ElasticGpuNotUnderSanitizer : public GpuTest {
         .world = world,
         .rank = rank,
         .backend = "gpu",
-        .device = static_cast<int>(rank),
+        .device = device_of(rank),
         .bytes = bytes,
         .timeout_ms = 90'000,
+        .share_gpus = share(world) ? "true" : "false",
         .cache =
             std::getenv("CROSSDOCK_JIT_CACHE_DIR") != nullptr ? "" : folder_.path() + "/kernels",
         .elastic = 1,
@@ -47,7 +49,8 @@ class ElasticGpuNotUnderSanitizer : public GpuTest {
     ASSERT_THAT(ask_all(workers_, "prepare"), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "write"), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "check"), Each("ok"));
-    ASSERT_THAT(ask_all(workers_, "barrier 1000"), Each("ok"));
+    const bool by_turns = share(static_cast<std::uint32_t>(workers_.size()));
+    ASSERT_THAT(ask_all(workers_, by_turns ? "barrier 50" : "barrier 1000"), Each("ok"));
   }
   // The survivors reform, a new process takes the seat `rank`.
   void replace(std::uint32_t rank, std::uint32_t world, std::uint64_t bytes) {
@@ -68,8 +71,7 @@ class ElasticGpuNotUnderSanitizer : public GpuTest {
 };
 
 TEST_F(ElasticGpuNotUnderSanitizer, AKilledProcessIsReplacedAgainAndAgain) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
-  const auto world = static_cast<std::uint32_t>(num_gpus_);
+  const std::uint32_t world = num_processes();
   constexpr std::uint64_t kBytes = std::uint64_t{4} << 30;
   ASSERT_NO_FATAL_FAILURE(start(world, kBytes));
   for (int round = 0; round < 3; ++round) {
@@ -87,7 +89,6 @@ TEST_F(ElasticGpuNotUnderSanitizer, AKilledProcessIsReplacedAgainAndAgain) {
 }
 
 TEST_F(ElasticGpuNotUnderSanitizer, AVacantSeatHarmsNobodyUntilItIsTaken) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
   constexpr std::uint64_t kBytes = std::uint64_t{1} << 30;
   ASSERT_NO_FATAL_FAILURE(start(2, kBytes));
   workers_.back()->kill();

@@ -1,5 +1,5 @@
-// Symmetric heaps of several processes on one host, one real GPU each: windows, barriers, a rank
-// that does not come, one that is killed.
+// Symmetric heaps of several processes on one host, one real GPU each or shared where there are
+// fewer: windows, barriers, a rank that does not come, one that is killed.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <gmock/gmock.h>
@@ -29,9 +29,10 @@ class GpuProcessesNotUnderSanitizer : public GpuTest {
                           .world = members,
                           .rank = m,
                           .backend = "gpu",
-                          .device = static_cast<int>(m),
+                          .device = device_of(m),
                           .bytes = std::uint64_t{64} << 20,
                           .timeout_ms = 90'000,
+                          .share_gpus = share(members) ? "true" : "false",
                           .cache = cache()};
       change(o);
       workers_.push_back(std::make_unique<SymmWorker>(o));
@@ -50,16 +51,17 @@ class GpuProcessesNotUnderSanitizer : public GpuTest {
 };
 
 TEST_F(GpuProcessesNotUnderSanitizer, SeeEachOthersWindowsAndMeet) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
-  start(static_cast<std::uint32_t>(num_gpus_));
+  const std::uint32_t processes = num_processes();
+  const std::string barriers = share(processes) ? "barrier 50" : "barrier 1000";
+  start(processes);
   ASSERT_THAT(ask_all(workers_, "create"), Each("ok"));
   for (const std::string& ms : ask_all(workers_, "created"))
-    std::printf("group of %d processes: %s ms\n", num_gpus_, ms.c_str());
+    std::printf("group of %u processes: %s ms\n", processes, ms.c_str());
   for (int round = 0; round < 2; ++round) {
     ASSERT_THAT(ask_all(workers_, "write"), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "check"), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "prepare"), Each("ok"));
-    ASSERT_THAT(ask_all(workers_, "barrier 1000"), Each("ok"));
+    ASSERT_THAT(ask_all(workers_, barriers), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "faults"), Each("ok"));
     ASSERT_THAT(ask_all(workers_, "reset 30000"), Each("ok"));
   }
@@ -67,7 +69,6 @@ TEST_F(GpuProcessesNotUnderSanitizer, SeeEachOthersWindowsAndMeet) {
 }
 
 TEST_F(GpuProcessesNotUnderSanitizer, ARankThatDoesNotComeIsNamedAndAResetMendsTheGroup) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
   start(2);
   ASSERT_THAT(ask_all(workers_, "create"), Each("ok"));
   ASSERT_THAT(ask_all(workers_, "prepare"), Each("ok"));
@@ -80,11 +81,10 @@ TEST_F(GpuProcessesNotUnderSanitizer, ARankThatDoesNotComeIsNamedAndAResetMendsT
   // The context has taken no harm, and after a reset neither has the group.
   EXPECT_EQ(workers_[0]->ask("write"), "ok");
   ASSERT_THAT(ask_all(workers_, "reset 30000"), Each("ok"));
-  EXPECT_THAT(ask_all(workers_, "barrier 1000"), Each("ok"));
+  EXPECT_THAT(ask_all(workers_, share(2) ? "barrier 50" : "barrier 1000"), Each("ok"));
 }
 
 TEST_F(GpuProcessesNotUnderSanitizer, AKilledProcessIsNamedByTheBarrierOfTheOthers) {
-  if (num_gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs, there is " << num_gpus_;
   start(2);
   ASSERT_THAT(ask_all(workers_, "create"), Each("ok"));
   ASSERT_THAT(ask_all(workers_, "prepare"), Each("ok"));
@@ -98,7 +98,10 @@ TEST_F(GpuProcessesNotUnderSanitizer, AKilledProcessIsNamedByTheBarrierOfTheOthe
 }
 
 TEST_F(GpuProcessesNotUnderSanitizer, TheSameGpuTwiceIsToldToBoth) {
-  start(2, [](SymmWorkerOptions& o) { o.device = 0; });
+  start(2, [](SymmWorkerOptions& o) {
+    o.device = 0;
+    o.share_gpus = "false";
+  });
   EXPECT_THAT(ask_all(workers_, "create"),
               Each(HasSubstr("rank 0 and rank 1 are on the same GPU, GPU-")));
 }
