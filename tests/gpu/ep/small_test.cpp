@@ -4,6 +4,9 @@
 #include <chrono>
 #include <cstdio>
 #include <gmock/gmock.h>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "cuda/graph.hpp"
 #include "gpu/ep/ep_gpu.hpp"
@@ -103,6 +106,117 @@ TEST_F(EpGpu, HalvesOfTwoBatchesInOneGraph) {
     ASSERT_NO_FATAL_FAILURE(replay_and_check(r, c, graphs, 100));
   }
 }
+// One half of a rank's tokens, which is a batch of its own, and where its sums go.
+ep::Tokens batch(EpGroupRig& rig, const EpCase& c, u32 rank, u32 which) {
+  ep::Tokens t = rig.tokens(rank);
+  const u32 first = which == 0 ? 0 : t.count / 2;
+  t.count = which == 0 ? t.count / 2 : t.count - first;
+  t.rows = static_cast<const u8*>(t.rows) + u64{first} * c.row_bytes;
+  t.ids = static_cast<const i32*>(t.ids) + u64{first} * c.top_k;
+  t.weights += u64{first} * c.top_k;
+  return t;
+}
+// Two batches on two streams. Events put the calls into one order; the experts of one batch, here a
+// copy, run beside what the other batch is about.
+struct TwoBatches {
+  EpGroupRig& rig;
+  const EpCase& c;
+  ep::Path path;
+  u32 rank;
+  const cuda::Stream* streams[2];
+  std::vector<cuda::Event>& events;
+
+  // What the stream is given from now on comes after what the other one has been given.
+  void follow(u32 which) {
+    auto& event = events.emplace_back(cuda::Event::create(streams[which]->context()).value());
+    ASSERT_TRUE(event.record(*streams[1 - which]).ok());
+    ASSERT_TRUE(streams[which]->wait(event).ok());
+  }
+  ep::Handle dispatch(u32 which) {
+    return rig.group()
+        .dispatch(rank, batch(rig, c, rank, which), {.path = path}, streams[which]->handle())
+        .value();
+  }
+  void experts(const ep::Handle& handle, u32 which) const {
+    const u64 bytes = u64{handle.received().capacity} * handle.received().row_bytes;
+    ASSERT_TRUE(cuda::copy_async(cuda::device_ptr(handle.expert_input().rows),
+                                 cuda::device_ptr(handle.received().rows), bytes, *streams[which])
+                    .ok());
+  }
+  void combine(const ep::Handle& handle, u32 which) {
+    const u64 first = which == 0 ? 0 : batch(rig, c, rank, 0).count;
+    const auto done = rig.group().combine(
+        handle, {.rows = rig.combined(rank) + first * c.combine_bytes}, streams[which]->handle());
+    ASSERT_TRUE(done.ok()) << done.error().describe();
+  }
+  void run() {
+    const ep::Handle a = dispatch(0);
+    ASSERT_NO_FATAL_FAILURE(follow(1));
+    const ep::Handle b = dispatch(1);
+    ASSERT_NO_FATAL_FAILURE(experts(a, 0));
+    ASSERT_NO_FATAL_FAILURE(follow(0));
+    ASSERT_NO_FATAL_FAILURE(combine(a, 0));
+    ASSERT_NO_FATAL_FAILURE(experts(b, 1));
+    ASSERT_NO_FATAL_FAILURE(follow(1));
+    ASSERT_NO_FATAL_FAILURE(combine(b, 1));
+    ASSERT_NO_FATAL_FAILURE(follow(0));
+  }
+};
+struct TwoBatchCase {
+  u32 tokens;  // of both
+  ep::Path path;
+};
+class TwoBatchesGpu : public EpGpu, public ::testing::WithParamInterface<TwoBatchCase> {
+ protected:
+  void SetUp() override {
+    EpGpu::SetUp();
+    if (IsSkipped()) return;
+    c_ = few(identity_case(world_, GetParam().tokens));
+    rig_.emplace(rig(c_));
+    for (const u32 rank : rig_->group().local_ranks())
+      second_.push_back(cuda::Stream::create(*rig_->rank(rank).device().context()).value());
+  }
+  const cuda::Stream& own(u32 rank) { return *rig_->rank(rank).device().stream(); }
+  void run(std::size_t index) {
+    const u32 rank = rig_->group().local_ranks()[index];
+    TwoBatches both{*rig_, c_, GetParam().path, rank, {&own(rank), &second_[index]}, events_};
+    both.run();
+  }
+  EpCase c_;
+  std::optional<EpGroupRig> rig_;
+  std::vector<cuda::Stream> second_;  // of each rank
+  std::vector<cuda::Event> events_;
+};
+TEST_P(TwoBatchesGpu, OnTwoStreams) {
+  for (u32 seed = 1; seed <= 50; ++seed) {
+    const EpInputs inputs = finite_inputs(c_, seed);
+    rig_->load(inputs);
+    for (std::size_t i = 0; i < second_.size(); ++i)
+      ASSERT_NO_FATAL_FAILURE(run(i));
+    ASSERT_NO_FATAL_FAILURE(rig_->synchronize());
+    ASSERT_NO_FATAL_FAILURE(check_identity(*rig_, c_, inputs)) << "seed " << seed;
+    events_.clear();
+  }
+}
+TEST_P(TwoBatchesGpu, OnTwoStreamsInOneGraph) {
+  rig_->load(finite_inputs(c_, 1));
+  std::vector<cuda::Graph> graphs;
+  for (std::size_t i = 0; i < second_.size(); ++i) {
+    auto capture = cuda::Capture::begin(own(rig_->group().local_ranks()[i])).value();
+    for (u32 turn = 0; turn < 3; ++turn)
+      ASSERT_NO_FATAL_FAILURE(run(i));
+    graphs.push_back(capture.finish().value());
+  }
+  ASSERT_NO_FATAL_FAILURE(replay_and_check(*rig_, c_, graphs, 100));
+}
+INSTANTIATE_TEST_SUITE_P(Path, TwoBatchesGpu,
+                         ::testing::Values(TwoBatchCase{8, ep::Path::kSmall},
+                                           TwoBatchCase{64, ep::Path::kSmall},
+                                           TwoBatchCase{64, ep::Path::kLarge}),
+                         [](const auto& test) {
+                           const bool small = test.param.path == ep::Path::kSmall;
+                           return (small ? "Few" : "Large") + std::to_string(test.param.tokens);
+                         });
 // The last rank is masked by the others on all paths, then let in again.
 TEST_F(EpGpu, MasksOnAllPaths) {
   if (world_ < 2) GTEST_SKIP() << "needs at least two GPUs";
