@@ -1,9 +1,12 @@
 """Every call of crossdock.ep in the twin against the NumPy reference."""
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
 import numpy as np
 import pytest
 
 from cases import TIMEOUT, Case, bf16_rows, check_received, dispatch, round_of, tokens_of
+from crossdock import ep
 from crossdock.testing import ep_reference as ref
 
 
@@ -25,6 +28,33 @@ def test_forms_of_a_dispatch(change):
     with case.group() as group:
         for seed in (1, 2):
             round_of(case, group, seed)
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("row_bytes, scale_bytes", [(256, 32), (512, 16)], ids=["nvfp4", "mxfp8"])
+def test_formats_of_blocks_travel_as_bytes(row_bytes, scale_bytes, few):
+    """512 values: pairs of e2m1 and a byte for 16 of them; e4m3 and a byte for 32."""
+    case = Case(hidden=512, max_tokens=12)
+    random = np.random.default_rng(row_bytes)
+    sent = [dataclasses.replace(
+        of, rows=random.integers(0, 256, (len(of.ids), row_bytes), np.uint8),
+        scales=random.integers(0, 256, (len(of.ids), scale_bytes), np.uint8))
+        for of in (tokens_of(case, r, 3) for r in range(2))]
+    options = dataclasses.replace(case.options(), small_tokens=case.max_tokens if few else 0,
+                                  scale_bytes=scale_bytes)
+    with ep.Group(options, world=2, backend="twin", timeout=TIMEOUT) as group:
+        handles = dispatch(case, group, sent)
+        group.synchronize(TIMEOUT)
+        for r, handle in enumerate(handles):
+            want, got = ref.dispatch(r, case.experts, sent), handle.received
+            assert got.rows.dtype == got.scales.dtype == np.uint8
+            assert handle.rows(timeout=TIMEOUT) == len(want.tokens)
+            # With few tokens those of a source begin at a place of its own.
+            at = np.concatenate([s * case.max_tokens + np.arange(np.sum(want.sources == s))
+                                 for s in range(2)]) if few else np.arange(len(want.tokens))
+            np.testing.assert_array_equal(got.tokens[at], want.tokens)
+            np.testing.assert_array_equal(got.rows[at], want.rows)
+            np.testing.assert_array_equal(got.scales[at], want.scales)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])

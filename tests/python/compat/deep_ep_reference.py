@@ -153,3 +153,11 @@ def packed(scales):
     """Exponents of fp32 powers of two, four to an int32."""
     exponents = (scales.view(np.uint32) >> 23).astype(np.uint8)
     return np.ascontiguousarray(exponents).view(np.int32)
+
+
+def quantised(rows, packs):
+    """e4m3 codes and scales: fp32, or of powers of two four exponents to an int32."""
+    if not packs:
+        return ref.cast(rows)
+    codes, scales = cast_rounded(rows)
+    return codes, packed(scales)

@@ -18,6 +18,8 @@ class Case:
     most: int = 24
     counts: tuple = (24, 7, 0, 13)
     fp8: bool = False
+    packed: bool = False  # scales: powers of two, four exponents to an int32
+    transposed: bool = False  # scales: one column after the other
     alignment: int = 8
     expand: bool = False
     sync: bool = True
@@ -37,14 +39,14 @@ class Case:
 def payload(kit, case, of):
     if not case.fp8:
         return kit.bf16(of.rows)
-    codes, scales = ref.cast(of.rows)
-    return kit.e4m3(codes), kit.array(scales)
+    codes, scales = want.quantised(of.rows, case.packed)
+    return kit.e4m3(codes), (kit.transposed if case.transposed else kit.array)(scales)
 
 
 def planes_of(case, sent):
     if not case.fp8:
         return [of.rows for of in sent], None
-    casts = [ref.cast(of.rows) for of in sent]
+    casts = [want.quantised(of.rows, case.packed) for of in sent]
     return [c[0] for c in casts], [c[1] for c in casts]
 
 

@@ -20,6 +20,10 @@ class NumPyKit:
     def array(self, values):
         return np.ascontiguousarray(values)
 
+    def transposed(self, values):
+        """[rows, n], one column after the other, as DeepEP's own scripts pass scales."""
+        return np.asfortranarray(values)
+
     def codes(self, array):
         """What came out, bf16 and e4m3 as codes."""
         return np.asarray(array)
@@ -51,6 +55,9 @@ class TorchKit:
 
     def array(self, values):
         return self._there(values)
+
+    def transposed(self, values):
+        return self._there(values).t().contiguous().t()
 
     def codes(self, array):
         if array.dtype == torch.bfloat16:

@@ -17,8 +17,11 @@ class Case:
     hidden: int = 256
     counts: tuple = (20, 7, 0, 13)  # tokens of each rank
     fp8: bool = False
+    packed: bool = False  # scales: powers of two, four exponents to an int32
+    transposed: bool = False  # scales: one column after the other
     with_topk: bool = True
     alignment: int = 1
+    internode: bool = False  # by the calls of that name
     seed: int = 1
 
     def sent(self, seed=0):
@@ -32,8 +35,8 @@ class Case:
 def payload(kit, case, of):
     if not case.fp8:
         return kit.bf16(of.rows)
-    codes, scales = ref.cast(of.rows)
-    return kit.e4m3(codes), kit.array(scales)
+    codes, scales = want.quantised(of.rows, case.packed)
+    return kit.e4m3(codes), (kit.transposed if case.transposed else kit.array)(scales)
 
 
 def check_rows(kit, case, recv_x, sent, pairs):
@@ -42,10 +45,14 @@ def check_rows(kit, case, recv_x, sent, pairs):
         assert kit.is_bf16(recv_x)
         np.testing.assert_array_equal(kit.codes(recv_x), want.rows_of([of.rows for of in sent], pairs))
         return
-    casts = [ref.cast(of.rows) for of in sent]
+    casts = [want.quantised(of.rows, case.packed) for of in sent]
     assert isinstance(recv_x, tuple) and kit.is_e4m3(recv_x[0])
     np.testing.assert_array_equal(kit.codes(recv_x[0]), want.rows_of([c[0] for c in casts], pairs))
     np.testing.assert_array_equal(kit.codes(recv_x[1]), want.rows_of([c[1] for c in casts], pairs))
+
+
+def dispatch_of(buffer, case):
+    return buffer.internode_dispatch if case.internode else buffer.dispatch
 
 
 def made_by(case, rank, got, seed):
@@ -91,8 +98,9 @@ def check_combine(buffer, kit, case, handle, received, seed, biases=0, weights=F
     own, own_weights = made[rank]
     if rows is not None:  # outputs of a worst case: what lies behind is not looked at
         own = np.concatenate([own, np.full((rows - len(own), case.hidden), 0x7FC0, np.uint16)])
-    out, sums, event = buffer.combine(kit.bf16(own), handle, bias=given,
-                                      topk_weights=kit.array(own_weights) if weights else None, **how())
+    combine = buffer.internode_combine if case.internode else buffer.combine
+    out, sums, event = combine(kit.bf16(own), handle, bias=given,
+                               topk_weights=kit.array(own_weights) if weights else None, **how())
     event.current_stream_wait()
     assert kit.is_bf16(out)
     np.testing.assert_array_equal(
@@ -112,7 +120,7 @@ def whole_round(group, kit, case, how=dict):
     mine, got = sent[group.rank()], received[group.rank()]
     layout = check_layout(buffer, kit, case, mine)
     chosen = {"topk_idx": kit.array(mine.ids), "topk_weights": kit.array(mine.weights)}
-    recv_x, ids, weights, counts, handle, event = buffer.dispatch(
+    recv_x, ids, weights, counts, handle, event = dispatch_of(buffer, case)(
         payload(kit, case, mine), **layout, **(chosen if case.with_topk else {}),
         expert_alignment=case.alignment, **how())
     event.current_stream_wait()
@@ -123,7 +131,7 @@ def whole_round(group, kit, case, how=dict):
     else:
         assert ids is None and weights is None
     others = case.sent(seed=50)
-    again = buffer.dispatch(payload(kit, case, others[group.rank()]), handle=handle, **how())
+    again = dispatch_of(buffer, case)(payload(kit, case, others[group.rank()]), handle=handle, **how())
     again[-1].current_stream_wait()
     assert again[1:5] == (None, None, None, None)
     check_rows(kit, case, again[0], others, got.pairs)

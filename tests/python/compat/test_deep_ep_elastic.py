@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import crossdock
+import deep_ep_reference as want
 from crossdock.compat import deep_ep
-from elastic_rounds import Case, payload, whole_round
+from elastic_rounds import Case, begins, payload, whole_round
 from kits import KITS, NumPyKit
 
 each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
@@ -24,6 +25,42 @@ def run(world, function, *arguments, **more):
     {"expand": True, "fp8": True, "by_column": True, "alignment": 1}])
 def test_a_whole_round(kit, change, sync):
     run(2, whole_round, kit, Case(sync=sync, **change))
+
+
+@each_kit
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize("change", [
+    {"transposed": True}, {"packed": True, "hidden": 512},
+    {"packed": True, "transposed": True, "by_column": True, "hidden": 512}])
+def test_scales_of_every_form(kit, change, expand):
+    """As DeepEP's own scripts pass them: column by column, and exponents in int32."""
+    run(2, whole_round, kit, Case(fp8=True, expand=expand, **change))
+
+
+@each_kit
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.uint8])
+@pytest.mark.parametrize("expand", [False, True])
+def test_rows_of_other_types(kit, dtype, expand):
+    """Of any width of a multiple of 16 bytes."""
+    case = Case(expand=expand)
+
+    def one(group):
+        buffer, rank, sent = case.buffer(group), group.rank(), case.sent()
+        mine, rows = sent[rank], [of.rows.astype(dtype) for of in sent]
+        recv_x = buffer.dispatch(kit.array(rows[rank]), kit.array(mine.ids), kit.array(mine.weights),
+                                 num_experts=case.experts, expert_alignment=case.alignment,
+                                 do_expand=expand)[0]
+        assert str(recv_x.dtype).endswith(np.dtype(dtype).name)
+        lists = want.masked(rank, case.experts, sent)
+        starts = begins(case, lists)
+        parts = [(starts[e], [pair[:2] for pair in chosen]) for e, chosen in enumerate(lists.rows)] if (
+            expand) else [(0, want.received(rank, case.experts, sent).pairs)]
+        for begin, pairs in parts:
+            np.testing.assert_array_equal(kit.codes(recv_x)[begin:begin + len(pairs)],
+                                          want.rows_of(rows, pairs))
+        buffer.destroy()
+
+    run(2, one)
 
 
 # Copies by expert beside a dispatch, where the size of the output is known before: all is as without.

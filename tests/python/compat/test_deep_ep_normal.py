@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import crossdock
+import deep_ep_reference as want
 from crossdock.compat import deep_ep
 from kits import KITS, NumPyKit
 from normal_rounds import Case, check_layout, held_results, payload, whole_round, worst_case_round
@@ -32,10 +33,44 @@ def test_other_worlds(world, fp8):
 
 
 @each_kit
+@pytest.mark.parametrize("change", [
+    {"transposed": True}, {"packed": True, "hidden": 512}, {"packed": True, "transposed": True, "hidden": 512}])
+def test_scales_of_every_form(kit, change):
+    """As DeepEP's own scripts pass them: column by column, and exponents in int32."""
+    run(2, whole_round, kit, Case(fp8=True, **change))
+
+
+@each_kit
 def test_asynchronous_calls(kit):
     """In the twin an event has nothing to wait for; arguments and results are those of a GPU."""
     run(2, whole_round, kit, Case(), lambda: {
         "previous_event": deep_ep.Buffer.capture(), "async_finish": True, "allocate_on_comm_stream": True})
+
+
+@each_kit
+def test_calls_with_a_config_and_those_between_hosts(kit):
+    """Any config does, and there is one way to go."""
+    for config in (deep_ep.Buffer.get_dispatch_config(2), deep_ep.Config(4, 8, 128, 16, 64)):
+        run(2, whole_round, kit, Case(internode=True, fp8=True), lambda: {"config": config})
+
+
+@each_kit
+@pytest.mark.parametrize("dtype", [np.float16, np.int16, np.uint8])
+def test_rows_of_other_types(kit, dtype):
+    """What is no wider than bf16 travels as it is."""
+    case = Case()
+
+    def one(group):
+        buffer, sent = deep_ep.Buffer(group, 1 << 20), case.sent()
+        mine, got = sent[group.rank()], case.received(sent)[group.rank()]
+        rows = [of.rows.astype(dtype) for of in sent]
+        recv_x = buffer.dispatch(kit.array(rows[group.rank()]), **check_layout(buffer, kit, case, mine),
+                                 topk_idx=kit.array(mine.ids), topk_weights=kit.array(mine.weights))[0]
+        assert str(recv_x.dtype).endswith(np.dtype(dtype).name)
+        np.testing.assert_array_equal(kit.codes(recv_x), want.rows_of(rows, got.pairs))
+        buffer.destroy()
+
+    run(2, one)
 
 
 @each_kit
