@@ -1,10 +1,20 @@
 // `crossdock bench ep`: dispatch and combine on GPUs, every number of tokens with every number of
-// SMs: what arrives is compared first, then calls back to back are timed. "logical" is DeepEP's
-// figure, bytes received with those from the rank itself; "off rank" is what crossed the wire. In
-// the twin there is nothing to time: there it only compares.
+// SMs: what arrives is compared first, then calls are timed (the clocks: ep_timer.hpp). In the twin
+// there is nothing to time: there it only compares.
+//
+//   _us          period of calls back to back in a CUDA graph, everything they launch
+//   _kernel_us   one call's launches alone, from event to event
+//   _call_us     the host's time for one call
+//   _logical     DeepEP's figure, bytes received with those from the rank itself
+//   _off_rank    what crossed the wire
+//
+// A period is compared with the time of its bytes at the rate that the link gives in this run (the
+// figures wire_push, wire_pull: ep_wire.hpp); one GPU has no link, there with that of local copies
+// by as many SMs.
 //
 //   one process, all GPUs      crossdock bench ep
 //   one process a GPU          crossdock bench ep --rank R --world W --store tcp://host:port
+//                              torchrun --no-python --nproc-per-node W crossdock bench ep
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/ep.hpp"
@@ -15,8 +25,10 @@
 
 #include "base/config.hpp"
 #include "bench/commands.hpp"
+#include "bench/processes.hpp"
 #include "cli.hpp"
 #include "cuda/device.hpp"
+#include "rendezvous/store_server.hpp"
 
 namespace crossdock::tools::bench {
 namespace {
@@ -40,7 +52,8 @@ Result<symm::GroupOptions> ranks_of(const EpBench& options, std::uint32_t gpus,
   }
   if (options.world == 0 || options.store.empty())
     return invalid_argument("--rank needs --world and --store");
-  ranks.ranks = {{.rank = *options.rank, .device = static_cast<int>(*options.rank % gpus)}};
+  const std::uint32_t device = options.device.value_or(*options.rank % gpus);
+  ranks.ranks = {{.rank = *options.rank, .device = static_cast<int>(device)}};
   CROSSDOCK_TRY(exchange, symm::open_store_exchange(options.store, options.name + suffix,
                                                     {*options.rank, options.world},
                                                     Deadline::in(options.timeout)));
@@ -48,17 +61,32 @@ Result<symm::GroupOptions> ranks_of(const EpBench& options, std::uint32_t gpus,
   return ranks;
 }
 
+// Where the figures go, and what all of them have in common.
+struct Run {
+  const EpBench& options;
+  std::uint32_t gpus;
+  EpWire* wire;
+  FigureReport& report;
+
+  Result<EpBenchRig> rig(EpBenchRig::Shape shape, const std::string& suffix) const {
+    shape.wire = wire;
+    CROSSDOCK_TRY(ranks, ranks_of(options, gpus, suffix));
+    CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, shape));
+    CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
+    return rig;
+  }
+};
+
 // One number of tokens with one number of SMs.
-Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t tokens,
-                     std::uint32_t sms, std::vector<Figure>& figures) {
+Result<> measure_one(const Run& run, std::uint32_t tokens, std::uint32_t sms) {
+  const EpBench& options = run.options;
+  std::vector<Figure>& figures = run.report.figures;
   const Deadline deadline = Deadline::in(options.timeout);
   const std::string suffix =
       (tokens == options.tokens.front() ? "" : fmt::format("_{}tokens", tokens)) +
       (sms == options.sms.front() ? "" : fmt::format("_{}sm", sms));
-  CROSSDOCK_TRY(ranks, ranks_of(options, gpus, suffix));
   {
-    CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, {tokens, sms}));
-    CROSSDOCK_CHECK_OK(rig.verify(deadline));
+    CROSSDOCK_TRY(rig, run.rig({.tokens = tokens, .sms = sms}, suffix));
     CROSSDOCK_CHECK_OK(measure_ep(rig, options, suffix, figures, deadline));
     if (options.expanded)
       CROSSDOCK_CHECK_OK(measure_layouts(rig, options, suffix, figures, deadline));
@@ -68,37 +96,70 @@ Result<> measure_one(const EpBench& options, std::uint32_t gpus, std::uint32_t t
   for (std::size_t i = 0; options.expanded && i < options.expand_sms.size(); ++i) {
     const std::uint32_t n = options.expand_sms[i];
     const std::string own = suffix + (i == 0 ? "" : fmt::format("_{}copy", n));
-    CROSSDOCK_TRY(copying, ranks_of(options, gpus, own + "_expanded"));
     CROSSDOCK_TRY(rig,
-                  EpBenchRig::create(
-                      options, copying,
-                      {.tokens = tokens, .sms = sms, .expand_sms = n != 0 ? n : ep::kAutoSms}));
-    CROSSDOCK_CHECK_OK(rig.verify(deadline));
+                  run.rig({.tokens = tokens, .sms = sms, .expand_sms = n != 0 ? n : ep::kAutoSms},
+                          own + "_expanded"));
     CROSSDOCK_CHECK_OK(measure_expanded(rig, options, own, figures, deadline));
   }
-  if (!options.push || ranks.world < 2 || sms == 1) return {};
-  CROSSDOCK_TRY(others, ranks_of(options, gpus, suffix + "_push"));
-  CROSSDOCK_TRY(rig, EpBenchRig::create(options, others, {tokens, sms, true}));
-  CROSSDOCK_CHECK_OK(rig.verify(deadline));
+  const std::uint32_t world = options.world > 0 ? options.world : run.gpus;
+  if (!options.push || world < 2 || sms == 1) return {};
+  CROSSDOCK_TRY(rig, run.rig({.tokens = tokens, .sms = sms, .push = true}, suffix + "_push"));
   return measure_push(rig, options, suffix, figures, deadline);
 }
 
 // So many tokens on the path for few.
-Result<> measure_few(const EpBench& options, std::uint32_t gpus, std::uint32_t tokens,
-                     FigureReport& report) {
+Result<> measure_few(const Run& run, std::uint32_t tokens) {
+  const EpBench& options = run.options;
+  std::vector<Figure>& figures = run.report.figures;
   const std::string suffix = fmt::format("_small{}", tokens);
-  CROSSDOCK_TRY(ranks, ranks_of(options, gpus, suffix));
-  CROSSDOCK_TRY(rig, EpBenchRig::create(options, ranks, {tokens, options.small_sms, false, true}));
-  const ep::Sizes& memory = rig.group().memory();
-  report.facts.emplace_back(
-      "memory" + suffix,
-      fmt::format("{:.1f} MB",
-                  static_cast<double>(memory.window_bytes + memory.local_bytes) / 1e6));
   const Deadline deadline = Deadline::in(options.timeout);
-  CROSSDOCK_CHECK_OK(rig.verify(deadline));
-  CROSSDOCK_CHECK_OK(measure_small(rig, options, suffix, report.figures, deadline));
-  if (!options.compressed) return {};
-  return measure_compressed(rig, options, suffix, report.figures, deadline);
+  EpBenchRig::Shape shape{.tokens = tokens, .sms = options.small_sms, .small = true};
+  {
+    CROSSDOCK_TRY(rig, run.rig(shape, suffix));
+    const ep::Sizes& memory = rig.group().memory();
+    run.report.facts.emplace_back(
+        "memory" + suffix,
+        fmt::format("{:.1f} MB",
+                    static_cast<double>(memory.window_bytes + memory.local_bytes) / 1e6));
+    CROSSDOCK_CHECK_OK(rig.verify(deadline, true));
+    CROSSDOCK_CHECK_OK(measure_small(rig, options, suffix, figures, deadline));
+    if (options.compressed)
+      CROSSDOCK_CHECK_OK(measure_compressed(rig, options, suffix, figures, deadline));
+  }
+  if (options.expanded) {
+    shape.expand_sms = options.small_expand_sms;
+    CROSSDOCK_TRY(rig, run.rig(shape, suffix + "_expanded"));
+    CROSSDOCK_CHECK_OK(measure_expanded(rig, options, suffix, figures, deadline));
+    CROSSDOCK_CHECK_OK(measure_layouts(rig, options, suffix, figures, deadline));
+    shape.expand_sms = 0;
+  }
+  if (!options.masks) return {};
+  shape.masks = true;
+  CROSSDOCK_TRY(rig, run.rig(shape, suffix + "_masks"));
+  return measure_masks(rig, options, suffix, figures, deadline);
+}
+
+// What all ranks at once push and pull in this run. Ranks that share a GPU have no link to compare
+// with.
+Result<std::optional<EpWire>> measure_wire(const EpBench& options, std::uint32_t gpus,
+                                           FigureReport& report) {
+  const std::uint32_t world = options.world > 0 ? options.world : gpus;
+  if (world > gpus) {
+    report.facts.emplace_back("compared_with", "nothing: ranks share GPUs");
+    return std::optional<EpWire>();
+  }
+  CROSSDOCK_TRY(ranks, ranks_of(options, gpus, "_wire"));
+  CROSSDOCK_TRY(wire, EpWire::create(ranks, options.repeat, Deadline::in(options.timeout)));
+  report.facts.emplace_back("compared_with", wire.local()
+                                                 ? "local copies: one rank has no link"
+                                                 : "the link, all ranks at once, in this run");
+  if (!wire.local()) {
+    CROSSDOCK_TRY(push, wire.gb_per_s(symm::Direction::kPush, 0));
+    CROSSDOCK_TRY(pull, wire.gb_per_s(symm::Direction::kPull, 0));
+    report.figures.push_back({.name = "wire_push", .value = push, .unit = "GB/s"});
+    report.figures.push_back({.name = "wire_pull", .value = pull, .unit = "GB/s"});
+  }
+  return std::optional<EpWire>(std::move(wire));
 }
 
 // What was measured before something failed is reported too.
@@ -119,6 +180,7 @@ Result<> measure(const EpBench& options, FigureReport& report) {
   report.facts.emplace_back("overlap", options.overlap ? "yes" : "no");
   report.facts.emplace_back("host_counts", options.host_counts ? "yes" : "no");
   const std::uint32_t sms = options.sms.front();
+  const bool few = options.small_tokens != std::vector<std::uint32_t>{0};
   report.facts.emplace_back("dispatch_sms",
                             std::to_string(sms != 0 ? sms : ep::default_dispatch_sms(world)));
   report.facts.emplace_back("combine_sms",
@@ -129,46 +191,100 @@ Result<> measure(const EpBench& options, FigureReport& report) {
         "expand_sms",
         std::to_string(copies != 0 ? copies : ep::default_expand_sms(world, options.top_k)));
   }
+  if (options.expanded && few)
+    report.facts.emplace_back("small_expand_sms", std::to_string(options.small_expand_sms));
   report.facts.emplace_back("tokens", std::to_string(options.tokens.front()));
+  // Else a period of few tokens is longer than the aims are about, and has none.
+  if (few)
+    report.facts.emplace_back("aims_of_few_tokens",
+                              "of launches that overlap, without host counts, on four ranks");
+  CROSSDOCK_TRY(wire, measure_wire(options, gpus, report));
+  const Run all{options, gpus, wire ? &*wire : nullptr, report};
   for (const std::uint32_t tokens : options.tokens)
     for (const std::uint32_t blocks : options.sms)
-      if (!options.only_small)
-        CROSSDOCK_CHECK_OK(measure_one(options, gpus, tokens, blocks, report.figures));
+      if (!options.only_small) CROSSDOCK_CHECK_OK(measure_one(all, tokens, blocks));
   for (const std::uint32_t tokens : options.small_tokens)
-    if (tokens != 0) CROSSDOCK_CHECK_OK(measure_few(options, gpus, tokens, report));
+    if (tokens != 0) CROSSDOCK_CHECK_OK(measure_few(all, tokens));
   report.facts.emplace_back("data", "right");
   return {};
 }
 
+// Shapes that the twin runs in seconds.
 Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
   EpBench small = options;
   small.hidden = 512;
   small.experts = 32;
   small.top_k = 4;
+  const Deadline deadline = Deadline::in(options.timeout);
   const std::uint32_t world = options.world > 0 ? options.world : kTwinWorld;
   const symm::GroupOptions ranks{.world = world, .backend = symm::Backend::kCpu};
-  for (const EpBenchRig::Shape shape : {EpBenchRig::Shape{.tokens = 40, .sms = 2},
-                                        EpBenchRig::Shape{.tokens = 40, .sms = 2, .push = true},
-                                        EpBenchRig::Shape{.tokens = 40, .small = true}}) {
+  using Shape = EpBenchRig::Shape;
+  std::vector<Shape> shapes = {{.tokens = 40, .sms = 2},
+                               {.tokens = 40, .sms = 2, .push = true},
+                               {.tokens = 40, .small = true},
+                               {.tokens = 3, .small = true}};
+  if (options.masks) shapes.push_back({.tokens = 40, .small = true, .masks = true});
+  if (options.expanded) shapes.push_back({.tokens = 40, .small = true, .expand_sms = world});
+  for (const Shape& shape : shapes) {
     CROSSDOCK_TRY(rig, EpBenchRig::create(small, ranks, shape));
-    CROSSDOCK_CHECK_OK(rig.verify(Deadline::in(options.timeout)));
-    if (!shape.small || !options.compressed) continue;
+    CROSSDOCK_CHECK_OK(rig.verify(deadline));
+    if (options.expanded)
+      for (const bool beside : {false, true})
+        if (!beside || shape.expand_sms != 0)
+          CROSSDOCK_CHECK_OK(verify_expanded(rig, small, beside, deadline));
+    if (!shape.small) continue;
+    CROSSDOCK_CHECK_OK(rig.verify(deadline, true));
     for (const ep::Payload payload : {ep::Payload::kFp8, ep::Payload::kLogFmt10})
-      CROSSDOCK_CHECK_OK(rig.verify_payload(payload, 1.0 / 16, Deadline::in(options.timeout)));
+      if (options.compressed) CROSSDOCK_CHECK_OK(rig.verify_payload(payload, 1.0 / 16, deadline));
   }
-  report.facts = {{"backend", "twin"}, {"world", std::to_string(world)}, {"data", "right"}};
+  report.facts = {{"backend", "twin"},
+                  {"world", std::to_string(world)},
+                  {"shapes", std::to_string(shapes.size())},
+                  {"data", "right"}};
   return {};
 }
 
-int bench_ep(const EpBench& options) {
+// The options with what a launcher has told this process.
+Result<ProcessOptions> join(EpBench& options) {
+  const ProcessOptions given{options.rank, options.world, options.device, options.store};
+  CROSSDOCK_TRY(filled, with_launcher(given));
+  options.rank = filled.rank;
+  options.world = filled.world;
+  options.device = filled.device;
+  options.store = filled.store;
+  return given;
+}
+
+Result<> run_bench(EpBench& options, FigureReport& figures) {
+  CROSSDOCK_TRY(given, join(options));
+  if (options.backend == "twin") return verify_in_twin(options, figures);
+  const ProcessOptions filled{options.rank, options.world, options.device, options.store};
+  CROSSDOCK_TRY(server, serve_store(given, filled, options.timeout));
+  return measure(options, figures);
+}
+
+int bench_ep(const EpBench& given) {
+  EpBench options = given;
   FigureReport figures{.schema = "crossdock.bench.ep/1"};
-  const auto result =
-      options.backend == "twin" ? verify_in_twin(options, figures) : measure(options, figures);
+  const auto result = run_bench(options, figures);
   if (options.rank.value_or(0) == 0 && (result.ok() || !figures.figures.empty())) {
     const auto printed = print_figures(figures, options.output);
     if (!printed.ok()) return report(printed.error());
   }
   return result.ok() ? kDone : report(result.error());
+}
+
+void add_processes(CLI::App& sub, EpBench& options) {
+  sub.add_option(
+      "--rank", options.rank,
+      "one process a rank: which one this is; default RANK, as torchrun sets it, and for "
+      "--world WORLD_SIZE");
+  sub.add_option("--device", options.device,
+                 "one process a rank: its GPU; default LOCAL_RANK, else the rank's number");
+  sub.add_option("--store", options.store,
+                 "one process a rank: where they meet, a store's URL; default one of rank 0 at "
+                 "MASTER_ADDR and MASTER_PORT");
+  sub.add_option("--name", options.name, "one process a rank: name of this run in the store");
 }
 
 }  // namespace
@@ -200,11 +316,15 @@ void add_ep(CLI::App& group) {
                 "a handful of tokens by bulk stores and flags too");
   sub->add_flag("--compressed", options->compressed,
                 "combines with compressed rows on that path too, and from sums by expert");
+  sub->add_flag("--masks", options->masks, "groups that may mask ranks on that path too");
   sub->add_flag("--only-small", options->only_small, "figures of that path only");
   sub->add_flag("--skewed", options->skewed, "choices by a Zipf law instead of evenly");
   sub->add_flag("--push", options->push, "combine by push too, on the same SMs");
   sub->add_flag("--expanded", options->expanded,
-                "dispatch into the expanded layout too, and combine from it");
+                "dispatch into the expanded layout too, and combine from it; of few tokens too");
+  sub->add_option("--small-expand-sms", options->small_expand_sms,
+                  "multiprocessors that copy rows by expert in a dispatch of few tokens")
+      ->check(CLI::Range(1, 120));
   sub->add_option(
          "--expand-sms", options->expand_sms,
          "multiprocessors that copy rows by expert beside a dispatch, e.g. 32 24 48; 0: the "
@@ -219,9 +339,7 @@ void add_ep(CLI::App& group) {
       ->check(CLI::Range(1, 1000));
   add_duration(*sub, "--timeout", options->timeout, "when to give up");
   add_figure_output(*sub, options->output);
-  sub->add_option("--rank", options->rank, "one process a rank: which one this is");
-  sub->add_option("--store", options->store, "one process a rank: where they meet, a store's URL");
-  sub->add_option("--name", options->name, "one process a rank: name of this run in the store");
+  add_processes(*sub, *options);
   sub->callback(run(options, bench_ep));
 }
 

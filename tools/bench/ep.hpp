@@ -1,6 +1,7 @@
 // What `crossdock bench ep` is told, shared by its parts: ep.cpp (command line and order),
-// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp, ep_layouts.cpp and
-// ep_compressed.cpp (times), ep_beside.cpp (a product on the other multiprocessors).
+// ep_rig.cpp (tokens, and whether what arrived is right), ep_run.cpp, ep_few.cpp, ep_layouts.cpp
+// and ep_compressed.cpp (times), ep_beside.cpp (a product on the other multiprocessors),
+// ep_wire.cpp and ep_known.hpp (what times are compared with).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,6 +13,7 @@
 
 #include <crossdock/ep/group.hpp>
 
+#include "bench/ep_wire.hpp"
 #include "bench/figures.hpp"
 #include "ep/core.hpp"
 
@@ -30,6 +32,9 @@ struct EpBench {
   std::uint32_t small_combine_sms = 0;  // 0: the library's choice
   bool small_packets = true;
   bool compressed = false;  // combines with compressed rows too, and from sums by expert
+  bool masks = false;       // groups that may mask ranks too
+  // With `expanded`: Options::small_expand_sms.
+  std::uint32_t small_expand_sms = 32;
   bool only_small = false;
   std::uint32_t hidden = 7168;
   std::uint32_t experts = 256;
@@ -48,6 +53,7 @@ struct EpBench {
   std::chrono::nanoseconds timeout = std::chrono::seconds(240);
   FigureOutput output = {};
   std::optional<std::uint32_t> rank;  // several processes, one rank each
+  std::optional<std::uint32_t> device;
   std::string store;
   std::string name = "bench-ep";
 };
@@ -68,7 +74,9 @@ class EpBenchRig {
     std::uint32_t sms = 0;
     bool push = false;
     bool small = false;
-    std::uint32_t expand_sms = 0;
+    std::uint32_t expand_sms = 0;  // of few tokens: Options::small_expand_sms
+    bool masks = false;
+    EpWire* wire = nullptr;  // what times are compared with; null: nothing
   };
   static Result<EpBenchRig> create(const EpBench& options, const symm::GroupOptions& ranks,
                                    const Shape& shape);
@@ -77,14 +85,20 @@ class EpBenchRig {
   [[nodiscard]] symm::Rank& rank(std::uint32_t r) { return group_.core().group().rank(r); }
   [[nodiscard]] ep::Tokens tokens(std::uint32_t r, EpPayload payload);
   [[nodiscard]] ep::Combined combined(std::uint32_t r);
+  // Of few tokens in halves: the first and at once the second.
+  Result<ep::Handle> dispatch(std::uint32_t r, EpPayload payload, bool halves);
+  Result<> combine(const ep::Handle& handle, bool halves);
   // Dispatch of each payload and a combine, everything that arrived compared; wrong is kInternal.
-  Result<> verify(Deadline deadline);
+  Result<> verify(Deadline deadline, bool halves = false);
   // Rows that come back as they were sent, compressed: no further off than `error` of a value.
   Result<> verify_payload(ep::Payload payload, double error, Deadline deadline);
 
   // Bytes that a rank receives of a payload, on average; `off_rank`: from other ranks only.
   [[nodiscard]] double received_bytes(EpPayload payload, bool off_rank) const;
-  [[nodiscard]] std::uint32_t count() const { return count_; }
+  [[nodiscard]] std::uint32_t count() const { return shape_.tokens; }
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  // Places of an expert begin at a multiple of it (Options::expert_alignment).
+  [[nodiscard]] std::uint32_t alignment() const;
   [[nodiscard]] const EpTokensOfRank& sent(std::uint32_t rank) const { return all_[rank]; }
 
  private:
@@ -92,8 +106,8 @@ class EpBenchRig {
     std::uint32_t rank = 0;
     symm::LocalMemory rows, scales, ids, weights, combined;
   };
-  EpBenchRig(const EpBench& options, ep::Group group, std::uint32_t tokens)
-      : options_(options), group_(std::move(group)), count_(tokens) {}
+  EpBenchRig(const EpBench& options, ep::Group group, const Shape& shape)
+      : options_(options), group_(std::move(group)), shape_(shape), count_(shape.tokens) {}
   Memory& of(std::uint32_t r);
   [[nodiscard]] bool goes_to(std::uint32_t source, std::uint32_t token,
                              std::uint32_t destination) const;
@@ -105,16 +119,29 @@ class EpBenchRig {
 
   EpBench options_;
   ep::Group group_;
-  std::uint32_t count_;
+  Shape shape_;
+  std::uint32_t count_;              // of tokens
   std::vector<EpTokensOfRank> all_;  // by rank
   std::vector<Memory> memory_;
 };
 
+// What a period is of: the name without "_us", and what crosses the link, if it is one call.
+struct EpTimed {
+  std::string operation;
+  std::string suffix;
+  std::optional<EpPayload> payload;
+};
+// With what it is compared with, and its aim.
+Result<Figure> ep_time(EpBenchRig& rig, const EpBench& options, const EpTimed& of, double us);
+
 // Times on GPUs. `suffix` is appended to the names: "_8sm".
 Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                     std::vector<Figure>& figures, Deadline deadline);
-// Of a rig for few tokens: dispatch, combine, and both in turns.
+// Of a rig for few tokens: dispatch and combine, whole and in halves, and both in turns.
 Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                       std::vector<Figure>& figures, Deadline deadline);
+// Of such a rig whose group may mask ranks; nobody is masked.
+Result<> measure_masks(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                        std::vector<Figure>& figures, Deadline deadline);
 // Of such a rig with compressed rows: combines of each format.
 Result<> measure_compressed(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
@@ -123,11 +150,11 @@ Result<> measure_compressed(EpBenchRig& rig, const EpBench& options, const std::
 Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                       std::vector<Figure>& figures, Deadline deadline);
 
-// With expanded rows, of the rig's group too (Options::expert_alignment).
-inline constexpr std::uint32_t kEpBenchAlignment = 128;
 // Dispatch, lists and copies one after the other, and combine from the copies.
 Result<> measure_layouts(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                          std::vector<Figure>& figures, Deadline deadline);
+// Dispatch with copies, by itself or after it, compared with what was sent.
+Result<> verify_expanded(EpBenchRig& rig, const EpBench& options, bool beside, Deadline deadline);
 // Of a rig with expand_sms: dispatch with copies beside it, and without.
 Result<> measure_expanded(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                           std::vector<Figure>& figures, Deadline deadline);

@@ -109,6 +109,12 @@ bool cast_is_close(const u8* values, const float* scales, const std::uint16_t* s
   return true;
 }
 
+// With few tokens an expert has a handful of rows: padding would be most of what is written.
+u32 alignment_of(const EpBench& options, bool small) {
+  if (small) return options.expanded || options.compressed ? 1 : 0;
+  return options.expanded ? 128 : options.compressed ? 1 : 0;
+}
+
 }  // namespace
 
 const char* name_of(EpPayload payload) {
@@ -145,18 +151,35 @@ Result<EpBenchRig> EpBenchRig::create(const EpBench& options, const symm::GroupO
     group_options.ep.combine_sms = options.small_combine_sms;
     group_options.ep.small_packets = options.small_packets;
     group_options.ep.compressed = options.compressed;
+    group_options.ep.small_expand_sms = shape.expand_sms;
+  } else {
+    group_options.ep.expand_sms = shape.expand_sms;
   }
-  group_options.ep.expert_alignment = options.expanded     ? kEpBenchAlignment
-                                      : options.compressed ? 1
-                                                           : 0;
-  group_options.ep.expand_sms = shape.expand_sms;
+  group_options.ep.expert_alignment = alignment_of(options, shape.small);
+  group_options.ep.masks = shape.masks;
   group_options.ep.wait = std::chrono::seconds(20);  // a peer may still be loading its kernels
   CROSSDOCK_TRY(group, ep::Group::create(group_options));
-  EpBenchRig rig(options, std::move(group), tokens);
+  EpBenchRig rig(options, std::move(group), shape);
   for (u32 r = 0; r < rig.group_.world(); ++r)
     rig.all_.push_back(make_tokens(options, r, tokens));
   CROSSDOCK_CHECK_OK(rig.upload_all(Deadline::in(options.timeout)));
   return rig;
+}
+
+u32 EpBenchRig::alignment() const {
+  return alignment_of(options_, shape_.small);
+}
+
+Result<ep::Handle> EpBenchRig::dispatch(u32 r, EpPayload payload, bool halves) {
+  if (!halves) return group_.dispatch(r, tokens(r, payload));
+  CROSSDOCK_TRY(handle, group_.dispatch_send(r, tokens(r, payload)));
+  CROSSDOCK_CHECK_OK(group_.dispatch_receive(handle));
+  return handle;
+}
+Result<> EpBenchRig::combine(const ep::Handle& handle, bool halves) {
+  if (!halves) return group_.combine(handle, combined(handle.rank()));
+  CROSSDOCK_CHECK_OK(group_.combine_send(handle));
+  return group_.combine_receive(handle, combined(handle.rank()));
 }
 
 EpBenchRig::Memory& EpBenchRig::of(u32 r) {
@@ -297,11 +320,11 @@ Result<> EpBenchRig::check_combined(u32 r, Deadline deadline) {
   return {};
 }
 
-Result<> EpBenchRig::verify(Deadline deadline) {
+Result<> EpBenchRig::verify(Deadline deadline, bool halves) {
   for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16}) {
     std::vector<ep::Handle> handles;
     for (const u32 r : group_.local_ranks()) {
-      CROSSDOCK_TRY(handle, group_.dispatch(r, tokens(r, payload)));
+      CROSSDOCK_TRY(handle, dispatch(r, payload, halves));
       handles.push_back(std::move(handle));
     }
     CROSSDOCK_CHECK_OK(group_.synchronize(deadline));
@@ -311,7 +334,7 @@ Result<> EpBenchRig::verify(Deadline deadline) {
     for (const auto& handle : handles)
       CROSSDOCK_CHECK_OK(give_back(handle, deadline));
     for (const auto& handle : handles)
-      CROSSDOCK_CHECK_OK(group_.combine(handle, combined(handle.rank())));
+      CROSSDOCK_CHECK_OK(combine(handle, halves));
     CROSSDOCK_CHECK_OK(group_.synchronize(deadline));
     for (const auto& handle : handles)
       CROSSDOCK_CHECK_OK(check_combined(handle.rank(), deadline));

@@ -1,146 +1,126 @@
 // Times of dispatch and combine on GPUs by EpTimer. See ep.hpp.
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <chrono>
 #include <fmt/format.h>
+#include <span>
 
+#include "bench/ep_known.hpp"
 #include "bench/ep_timer.hpp"
 
 namespace crossdock::tools::bench {
 namespace {
 
 using symm::u32;
-using symm::u64;
 
-// What a host of 4 x H200 gave, EP4, 4096 tokens x 7168, top-8 of 256: DeepEP's best, and the aim.
-struct Known {
-  const char* name;
-  double deepep_us;
-  double aim_us;
-};
-constexpr Known kKnown[] = {{"dispatch_fp8_us", 366, 245},
-                            {"dispatch_fp8_cast_us", 0, 250},
-                            {"dispatch_bf16_us", 551, 465},
-                            {"combine_bf16_us", 597, 490}};
-// Off-rank bytes of all ranks at once on that host, GB/s a GPU.
-constexpr double kPushWire = 345;
-constexpr double kPullWire = 315;
 constexpr u32 kLoadGraphs = 8;  // of a product alone, to know its rate
 
-struct Bytes {
-  double received;
-  double off_rank;
+// A dispatch or a combine, and what is known of it.
+struct Call {
+  std::string name;
+  std::string suffix;
+  EpPayload payload;
+  EpCall call;
 };
-void add_period(std::vector<Figure>& figures, const std::string& operation,
-                const std::string& suffix, double us, const Bytes& bytes, bool compare) {
-  const bool pull = operation == "combine_bf16";
-  Figure time{.name = operation + "_us" + suffix, .value = us, .unit = "us"};
-  time.references.push_back({pull ? "pull of 4 x H200" : "push of 4 x H200",
-                             bytes.off_rank / (pull ? kPullWire : kPushWire) / 1e3});
-  for (const Known& known : kKnown) {
-    if (!compare || known.name != operation + "_us") continue;
-    if (known.deepep_us > 0) time.references.push_back({"DeepEP", known.deepep_us});
-    time.aim = known.aim_us;
-  }
-  figures.push_back(std::move(time));
-  figures.push_back({.name = operation + "_logical" + suffix,
-                     .value = bytes.received / us / 1e3,
-                     .unit = "GB/s"});
-  figures.push_back({.name = operation + "_off_rank" + suffix,
-                     .value = bytes.off_rank / us / 1e3,
-                     .unit = "GB/s"});
+
+// What aims and other libraries' figures are about.
+bool is_known_case(EpBenchRig& rig, const EpBench& options) {
+  return rig.group().world() == 4 && rig.shape().wire != nullptr && !options.skewed &&
+         options.hidden == 7168 && options.top_k == 8 && options.experts == 256;
 }
 
-bool is_compared(EpBenchRig& rig, const EpBench& options, const std::string& suffix) {
-  return rig.group().world() == 4 && rig.count() == 4096 && !options.skewed &&
-         options.hidden == 7168 && options.top_k == 8 && options.experts == 256 && suffix.empty();
-}
-Result<std::vector<ep::Handle>> dispatch_all(EpBenchRig& rig, EpPayload payload,
-                                             Deadline deadline) {
-  std::vector<ep::Handle> handles;
-  for (const u32 r : rig.group().local_ranks()) {
-    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, payload)));
-    handles.push_back(std::move(handle));
+// Time of all bytes at the rate of the link; of one rank alone at that of copies by as many SMs.
+Result<> refer_to_wire(EpBenchRig& rig, const EpTimed& of, Figure& time) {
+  EpWire* wire = rig.shape().wire;
+  if (wire == nullptr || !of.payload) return {};
+  const EpPayload payload = *of.payload;
+  const bool pulls = of.operation.starts_with("combine_bf16");
+  const auto direction = pulls ? symm::Direction::kPull : symm::Direction::kPush;
+  if (!wire->local()) {
+    CROSSDOCK_TRY(rate, wire->gb_per_s(direction, 0));
+    time.references.push_back({pulls ? "wire, all ranks pull" : "wire, all ranks push",
+                               rig.received_bytes(payload, true) / rate / 1e3});
+    return {};
   }
-  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
-  return handles;
-}
-const ep::Handle& of_rank(const std::vector<ep::Handle>& handles, u32 r) {
-  return *std::find_if(handles.begin(), handles.end(),
-                       [&](const ep::Handle& h) { return h.rank() == r; });
-}
-
-Result<> measure_combine(EpBenchRig& rig, const EpBench& options, const std::string& name,
-                         const std::string& suffix, std::vector<Figure>& figures,
-                         Deadline deadline) {
-  CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
-  CROSSDOCK_TRY(us, EpTimer(rig, options, deadline).period_us([&](u32 r) {
-    return rig.group().combine(of_rank(handles, r), rig.combined(r));
-  }));
-  add_period(
-      figures, name, suffix, us,
-      {rig.received_bytes(EpPayload::kBf16, false), rig.received_bytes(EpPayload::kBf16, true)},
-      is_compared(rig, options, suffix));
+  if (rig.shape().small) return {};  // few tokens are no matter of bytes there
+  const u32 asked = rig.shape().sms;
+  const u32 sms = asked != 0 ? asked
+                  : pulls    ? ep::default_combine_sms(1)
+                             : ep::default_dispatch_sms(1);
+  CROSSDOCK_TRY(rate, wire->gb_per_s(direction, sms));
+  time.references.push_back(
+      {fmt::format("local copies, {} SMs", sms), rig.received_bytes(payload, false) / rate / 1e3});
   return {};
 }
 
-// The host's time for one dispatch call, launches included, while the GPU lags behind.
-Result<double> host_us(EpBenchRig& rig, Deadline deadline) {
-  constexpr u32 kCalls = 64;
-  const auto ranks = rig.group().local_ranks();
-  const auto start = std::chrono::steady_clock::now();
-  for (u32 i = 0; i < kCalls; ++i)
-    for (const u32 r : ranks)
-      CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, EpPayload::kFp8)));
-  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
-  CROSSDOCK_CHECK_OK(rig.group().synchronize(deadline));
-  return took.count() / kCalls / static_cast<double>(ranks.size());
+void add_rates(EpBenchRig& rig, const Call& of, double us, std::vector<Figure>& figures) {
+  figures.push_back({.name = of.name + "_logical" + of.suffix,
+                     .value = rig.received_bytes(of.payload, false) / us / 1e3,
+                     .unit = "GB/s"});
+  figures.push_back({.name = of.name + "_off_rank" + of.suffix,
+                     .value = rig.received_bytes(of.payload, true) / us / 1e3,
+                     .unit = "GB/s"});
+}
+
+Result<> measure_call(EpBenchRig& rig, const EpBench& options, const Call& of,
+                      std::vector<Figure>& figures, Deadline deadline) {
+  EpTimer timer(rig, options, deadline);
+  CROSSDOCK_TRY(us, timer.period_us(of.call));
+  CROSSDOCK_TRY(time, ep_time(rig, options, {of.name, of.suffix, of.payload}, us));
+  figures.push_back(std::move(time));
+  CROSSDOCK_TRY(kernel, timer.kernel_us(of.call));
+  figures.push_back({.name = of.name + "_kernel_us" + of.suffix, .value = kernel, .unit = "us"});
+  add_rates(rig, of, us, figures);
+  return {};
+}
+
+EpCall dispatching(EpBenchRig& rig, EpPayload payload) {
+  return [&rig, payload](u32 r) -> Result<> {
+    CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, payload)));
+    return {};
+  };
 }
 
 }  // namespace
 
-Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
-                    std::vector<Figure>& figures, Deadline deadline) {
-  EpTimer timer(rig, options, deadline);
-  const bool compare = is_compared(rig, options, suffix);
-  for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16}) {
-    CROSSDOCK_TRY(us, timer.period_us([&](u32 r) -> Result<> {
-      CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, payload)));
-      return {};
-    }));
-    add_period(figures, fmt::format("dispatch_{}", name_of(payload)), suffix, us,
-               {rig.received_bytes(payload, false), rig.received_bytes(payload, true)}, compare);
+Result<Figure> ep_time(EpBenchRig& rig, const EpBench& options, const EpTimed& of, double us) {
+  const std::string name = of.operation + "_us";
+  Figure time{.name = name + of.suffix, .value = us, .unit = "us"};
+  CROSSDOCK_CHECK_OK(refer_to_wire(rig, of, time));
+  const bool few = rig.shape().small;
+  if (!is_known_case(rig, options) || (!few && !of.suffix.empty())) return time;
+  const bool aimed = !few || (options.overlap && !options.host_counts);
+  for (const EpKnown& known :
+       few ? std::span<const EpKnown>(kEpKnownFew) : std::span<const EpKnown>(kEpKnown)) {
+    if (known.name != name || known.tokens != rig.count()) continue;
+    if (known.deepep_us > 0) time.references.push_back({"DeepEP", known.deepep_us});
+    if (aimed) time.aim = known.aim_us;
   }
-  CROSSDOCK_CHECK_OK(measure_combine(rig, options, "combine_bf16", suffix, figures, deadline));
-  CROSSDOCK_TRY(host, host_us(rig, deadline));
-  figures.push_back({.name = "dispatch_call_us" + suffix, .value = host, .unit = "us", .aim = 8});
-  return {};
+  return time;
 }
 
-Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
-                       std::vector<Figure>& figures, Deadline deadline) {
-  EpTimer timer(rig, options, deadline);
-  const auto add = [&](const char* name, double us) {
-    figures.push_back({.name = std::string(name) + "_us" + suffix, .value = us, .unit = "us"});
-  };
-  for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16}) {
-    CROSSDOCK_TRY(us, timer.period_us([&](u32 r) -> Result<> {
-      CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, payload)));
-      return {};
-    }));
-    add(fmt::format("dispatch_{}", name_of(payload)).c_str(), us);
-  }
+Result<> measure_ep(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
+                    std::vector<Figure>& figures, Deadline deadline) {
+  for (const EpPayload payload : {EpPayload::kFp8, EpPayload::kCast, EpPayload::kBf16})
+    CROSSDOCK_CHECK_OK(measure_call(rig, options,
+                                    {.name = fmt::format("dispatch_{}", name_of(payload)),
+                                     .suffix = suffix,
+                                     .payload = payload,
+                                     .call = dispatching(rig, payload)},
+                                    figures, deadline));
   CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
-  CROSSDOCK_TRY(combine, timer.period_us([&](u32 r) {
+  const EpCall combine = [&](u32 r) {
     return rig.group().combine(of_rank(handles, r), rig.combined(r));
-  }));
-  add("combine_bf16", combine);
+  };
+  CROSSDOCK_CHECK_OK(measure_call(
+      rig, options,
+      {.name = "combine_bf16", .suffix = suffix, .payload = EpPayload::kBf16, .call = combine},
+      figures, deadline));
+  EpTimer timer(rig, options, deadline);
+  CROSSDOCK_TRY(combine_host, timer.host_us(combine));
   handles.clear();
-  CROSSDOCK_TRY(step, timer.period_us([&](u32 r) -> Result<> {
-    CROSSDOCK_TRY(handle, rig.group().dispatch(r, rig.tokens(r, EpPayload::kCast)));
-    return rig.group().combine(handle, rig.combined(r));
-  }));
-  add("dispatch_cast_and_combine", step);
+  CROSSDOCK_TRY(dispatch_host, timer.host_us(dispatching(rig, EpPayload::kFp8)));
+  figures.push_back(
+      {.name = "dispatch_call_us" + suffix, .value = dispatch_host, .unit = "us", .aim = 8});
+  figures.push_back({.name = "combine_call_us" + suffix, .value = combine_host, .unit = "us"});
   return {};
 }
 
@@ -149,10 +129,7 @@ Result<> measure_small(EpBenchRig& rig, const EpBench& options, const std::strin
 Result<> measure_beside(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                         std::vector<Figure>& figures, Deadline deadline) {
   CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
-  const auto dispatch = [&](u32 r) -> Result<> {
-    CROSSDOCK_CHECK_OK(rig.group().dispatch(r, rig.tokens(r, EpPayload::kFp8)));
-    return {};
-  };
+  const EpCall dispatch = dispatching(rig, EpPayload::kFp8);
   const auto combine = [&](u32 r) {
     return rig.group().combine(of_rank(handles, r), rig.combined(r));
   };
@@ -188,7 +165,14 @@ Result<> measure_beside(EpBenchRig& rig, const EpBench& options, const std::stri
 
 Result<> measure_push(EpBenchRig& rig, const EpBench& options, const std::string& suffix,
                       std::vector<Figure>& figures, Deadline deadline) {
-  return measure_combine(rig, options, "combine_push_bf16", suffix, figures, deadline);
+  CROSSDOCK_TRY(handles, dispatch_all(rig, EpPayload::kBf16, deadline));
+  return measure_call(
+      rig, options,
+      {.name = "combine_push_bf16",
+       .suffix = suffix,
+       .payload = EpPayload::kBf16,
+       .call = [&](u32 r) { return rig.group().combine(of_rank(handles, r), rig.combined(r)); }},
+      figures, deadline);
 }
 
 }  // namespace crossdock::tools::bench

@@ -1,5 +1,12 @@
-// The clock of `crossdock bench ep`: the period of calls back to back in a CUDA graph, with all
-// that a call launches; the slowest local rank, the median of the runs.
+// The clocks of `crossdock bench ep`, all of which take the slowest local rank and the median:
+//
+//   period   of calls back to back in a CUDA graph, with all that a call launches
+//   kernel   from an event before one call to an event behind it, in a stream that has everything
+//            queued: its launches alone, without what lies between calls and without the overlap of
+//            Options::overlap_launches, which an event ends. A call before it, not timed, brings
+//            the ranks together
+//   host     of one call, launches included, as it returns, while the GPU lags behind
+//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,6 +34,8 @@ class EpTimer {
   // Of `call`; with `load`, which must outlive this, beside so many of its graphs a run.
   Result<double> period_us(const EpCall& call, EpGemmLoad* load = nullptr,
                            std::uint32_t load_graphs = 0);
+  Result<double> kernel_us(const EpCall& call);
+  Result<double> host_us(const EpCall& call);
   // Calls of one run, those that warm up included.
   [[nodiscard]] std::uint32_t calls() const { return per_graph_ * (launches_ + 1); }
   // Of the load in the last period_us(), TFLOP/s: the slowest run.
@@ -38,6 +47,8 @@ class EpTimer {
     cuda::Graph graph;
     cuda::Event start, end;
   };
+  struct Gated;
+  Result<> queue_samples(std::vector<Gated>& ranks, const EpCall& call);
   Result<std::vector<OfRank>> capture(const EpCall& call);
   Result<> run_once(const std::vector<OfRank>& ranks);
   Result<> finish_load(EpGemmLoad& load, const std::vector<OfRank>& ranks);
@@ -49,5 +60,9 @@ class EpTimer {
   Deadline deadline_;
   double load_rate_ = 0;
 };
+
+// One dispatch of every local rank, which has arrived; and the handle of a rank among those.
+Result<std::vector<ep::Handle>> dispatch_all(EpBenchRig& rig, EpPayload payload, Deadline deadline);
+const ep::Handle& of_rank(const std::vector<ep::Handle>& handles, std::uint32_t rank);
 
 }  // namespace crossdock::tools::bench
