@@ -8,7 +8,8 @@
 //   weights     bytes of weights a second, sustained, beside the rate of a large copy
 //
 // With `--chain` whole layers on all GPUs, each GPU with as many experts as one of `--world` ranks:
-// the time of forwards back to back in a CUDA graph, and of each stage.
+// the time of forwards back to back in a CUDA graph, in bursts and sustained, and of each stage
+// (moe_chain.cpp).
 //
 // With `--vs torch` the same products by torch (cuBLASLt) in the same run, as references; each is
 // asked for with a limit of its own, `--vs-timeout`.
@@ -29,8 +30,8 @@ namespace {
 
 using Model = MoeModel;
 constexpr Model kModels[] = {
-    {"v3", 7168, 2048, 256, 8},           {"qwen3-235b", 4096, 1536, 128, 8},
-    {"qwen3-30b", 2048, 768, 128, 8},     {"glm-4.5", 5120, 1536, 160, 8},
+    {"v3", 7168, 2048, 256, 8, 1},        {"qwen3-235b", 4096, 1536, 128, 8},
+    {"qwen3-30b", 2048, 768, 128, 8},     {"glm-4.5", 5120, 1536, 160, 8, 1},
     {"gpt-oss-120b", 2944, 2944, 128, 4},  // 2880, padded to a multiple of 128
 };
 constexpr std::pair<const char*, moe::GemmTile> kTiles[] = {
@@ -73,7 +74,7 @@ Result<> measure_chains(const MoeBench& options, FigureReport& report) {
   const Deadline deadline = Deadline::in(options.timeout);
   if (options.backend == "twin") {
     report.facts = {{"backend", "twin"}};
-    const Model small{"small", 256, 128, 4 * options.world, 2};
+    const Model small{"small", 256, 128, 4 * options.world, 2, 1};
     CROSSDOCK_CHECK_OK(measure_chain(options, small, 0, report.figures, deadline));
   } else {
     CROSSDOCK_TRY(config, base::Config::load());
@@ -196,6 +197,8 @@ void add_moe(CLI::App& group) {
       ->check(CLI::Range(1, 1 << 20));
   sub->add_flag("--overlap", options->overlap,
                 "with --chain: also forwards in halves, a dispatch beside the products before it");
+  sub->add_flag("--shared", options->shared,
+                "with --chain: also the model's shared experts, as v3 and glm-4.5 have one");
   sub->add_option("--expand-sms", options->expand_sms,
                   "with --chain: multiprocessors that copy rows by expert beside a dispatch, each "
                   "in its layer, e.g. 0 40")

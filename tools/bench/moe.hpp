@@ -31,8 +31,9 @@ struct MoeBench {
   std::chrono::nanoseconds warm_up = std::chrono::milliseconds(250);  // before sustained launches
   std::chrono::nanoseconds timeout = std::chrono::seconds(280);
   FigureOutput output = {};
-  bool chain = false;                                        // whole layers, on all GPUs
-  bool overlap = false;                                      // and forwards in halves
+  bool chain = false;    // whole layers, on all GPUs
+  bool overlap = false;  // and forwards in halves
+  bool shared = false;   // with the model's shared experts, if it has any
   std::vector<std::uint32_t> tokens = {8192, 2048, 128, 8};  // of each rank
   std::vector<std::string> routings = {"even"};              // see moe_routing.cpp
   std::vector<std::uint32_t> expand_sms = {0};               // LayerOptions::expand_sms
@@ -44,6 +45,7 @@ struct MoeBench {
 struct MoeModel {
   const char* name;
   std::uint32_t hidden, inner, experts, top_k;
+  std::uint32_t shared = 0;  // shared experts, of `inner` values each
 };
 
 // One matrix product of a model's expert layer, as one rank has it.
@@ -130,6 +132,10 @@ std::vector<float> fp4_row(const std::vector<std::uint8_t>& pattern, symm::u64 f
 // The next power of two, as ue8m0 and as a number.
 std::uint32_t ue8m0_code(float scale);
 void round_to_powers(std::vector<float>& scales);
+
+// Operations of one multiprocessor's tensor cores in a cycle.
+inline constexpr double kE4m3PerCycle = 8192;
+inline constexpr double kBf16PerCycle = 4096;
 
 // Bytes a second, read and written, of a large copy on the rank's GPU.
 Result<double> measure_copy(symm::Rank& rank, Deadline deadline);

@@ -10,6 +10,7 @@
 #include <crossdock/moe/layer.hpp>
 
 #include "bench/moe.hpp"
+#include "cuda/stream.hpp"
 #include "moe/layer_core.hpp"
 
 namespace crossdock::tools::bench {
@@ -23,20 +24,26 @@ struct ChainCase {
   std::uint32_t tokens = 0;  // of each rank
   std::string routing = "even";
   std::uint32_t expand_sms = 0;  // that copy rows beside the dispatch
+  bool shared = false;           // with the model's shared experts
 
   [[nodiscard]] bool fp8() const { return format != moe::Format::kBf16; }  // of the rows
   [[nodiscard]] bool fp4() const { return format == moe::Format::kE2m1; }
   [[nodiscard]] bool ue8m0() const { return fp8() && scale_type == moe::ScaleType::kUe8m0; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::uint64_t local_experts() const { return model.experts / ranks; }
-  // Of a rank on average, in one forward.
+  [[nodiscard]] std::uint32_t shared_experts() const { return shared ? model.shared : 0; }
+  // Of a rank on average, in one forward; and in the second product, half of those of the first.
   [[nodiscard]] double operations() const {
-    return 6.0 * tokens * model.top_k * model.hidden * model.inner;
+    return 6.0 * tokens * (model.top_k + shared_experts()) * model.hidden * model.inner;
+  }
+  [[nodiscard]] double second_operations() const {
+    return 2.0 * tokens * model.top_k * model.hidden * model.inner;
   }
   // Of a value of the weights; with the exponents of fp4, without other scales.
   [[nodiscard]] double weight_width() const { return fp4() ? 4.25 / 8 : fp8() ? 1 : 2; }
   [[nodiscard]] double weight_bytes() const {
-    return 3.0 * static_cast<double>(local_experts()) * model.hidden * model.inner * weight_width();
+    return 3.0 * static_cast<double>(local_experts() + shared_experts()) * model.hidden *
+           model.inner * weight_width();
   }
 };
 
@@ -80,18 +87,23 @@ class ChainRig {
  private:
   struct Memory {
     std::uint32_t rank = 0;
-    symm::LocalMemory gate_up, gate_up_scales, down, down_scales;
     symm::LocalMemory rows, ids, weights, output;
     moe::LayerInput input;
+    moe::RankWeights chosen, shared;  // the latter without memory: none
   };
   // The same on the host.
-  struct Known {
-    std::vector<std::uint8_t> weight_pattern, row_pattern;
+  struct KnownWeights {
+    std::vector<std::uint8_t> pattern;
     std::vector<float> gate_up_scales, down_scales;
+  };
+  struct Known {
+    std::vector<std::uint8_t> row_pattern;
+    KnownWeights chosen, shared;
   };
   ChainRig(const ChainCase& c, moe::Layer layer) : case_(c), layer_(std::move(layer)) {}
   Result<> load(std::uint32_t r, Deadline deadline);
-  Result<> load_weights(Memory& memory, Known& known, Deadline deadline);
+  Result<moe::RankWeights> load_weights(std::uint32_t r, const moe::WeightLayout& layout,
+                                        KnownWeights& known, Deadline deadline);
   Result<symm::LocalMemory> put_scales(std::uint32_t r, std::vector<float>& scales,
                                        Deadline deadline);
   Result<> load_tokens(Memory& memory, Known& known, Deadline deadline);
@@ -99,16 +111,60 @@ class ChainRig {
   [[nodiscard]] std::vector<double> exact(std::uint32_t r, std::uint32_t token,
                                           const std::vector<std::uint32_t>& values) const;
   // Row `row` of all experts' matrices of `columns` values a row.
-  [[nodiscard]] std::vector<float> weight_row(const Known& of, symm::u64 row,
+  [[nodiscard]] std::vector<float> weight_row(const KnownWeights& of, symm::u64 row,
                                               std::uint32_t columns) const;
-  [[nodiscard]] std::vector<double> activations(const Known& of, std::uint32_t expert,
+  [[nodiscard]] std::vector<double> activations(const KnownWeights& of, std::uint32_t expert,
                                                 const std::vector<float>& row) const;
+  // What an expert makes of a row, times `factor`, added to the values of `out`.
+  struct Choice {
+    const KnownWeights& of;
+    std::uint32_t expert;
+    double factor;
+  };
+  void add_expert(const Choice& choice, const std::vector<float>& row,
+                  const std::vector<std::uint32_t>& values, std::vector<double>& out) const;
 
   ChainCase case_;
   moe::Layer layer_;
   std::vector<Memory> memory_;  // by rank: all ranks are in this process
   std::vector<Known> known_;
   std::vector<ChainRouting> routings_;  // by rank
+};
+
+// Forwards in a row on one rank: whole, or in halves, where the next begins before one ends.
+using ChainRun = Result<> (*)(ChainRig&, std::uint32_t rank, std::uint32_t count);
+Result<> run_wholes(ChainRig& rig, std::uint32_t r, std::uint32_t count);
+Result<> run_halves(ChainRig& rig, std::uint32_t r, std::uint32_t count);
+
+// Times on GPUs, moe_chain_times.cpp; what they are: moe_chain.cpp.
+class ChainTimer {
+ public:
+  ChainTimer(ChainRig& rig, const MoeBench& options, std::uint32_t tokens, Deadline deadline)
+      : rig_(rig), options_(options), per_graph_(tokens > 1000 ? 5 : 20), deadline_(deadline) {}
+
+  Result<double> period_us(ChainRun run);
+  Result<double> burst_us();
+  Result<double> sustained_us(double guess_us);  // guess: period_us()
+  using Stages = std::array<double, 7>;
+  Result<Stages> stages_us();
+  // Cycles of the slowest block of each product, on the first rank of this process.
+  struct Cycles {
+    double first = 0, second = 0;
+    std::uint32_t sms = 0;
+  };
+  Result<Cycles> product_cycles();
+
+ private:
+  struct OfRank;
+  using StageEvents = std::vector<cuda::Event>;
+  Result<std::vector<OfRank>> capture(ChainRun run);
+  Result<double> time_graphs(std::vector<OfRank>& ranks, std::uint32_t before, std::uint32_t timed);
+  Result<StageEvents> record_stages(std::uint32_t r);
+
+  ChainRig& rig_;
+  const MoeBench& options_;
+  std::uint32_t per_graph_;
+  Deadline deadline_;
 };
 
 }  // namespace crossdock::tools::bench

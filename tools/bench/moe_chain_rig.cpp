@@ -66,12 +66,13 @@ double dot(const std::vector<float>& row, const float* scales, const auto& other
 }  // namespace
 
 std::string ChainCase::name() const {
-  return fmt::format("{}_chain_{}{}_{}{}{}", model.name,
+  return fmt::format("{}_chain_{}{}_{}{}{}{}", model.name,
                      fp4()   ? "fp4"
                      : fp8() ? "fp8"
                              : "bf16",
                      ue8m0() ? "_ue8m0" : "", tokens, routing == "even" ? "" : "_" + routing,
-                     expand_sms == 0 ? "" : fmt::format("_{}copy", expand_sms));
+                     expand_sms == 0 ? "" : fmt::format("_{}copy", expand_sms),
+                     shared_experts() == 0 ? "" : "_shared");
 }
 
 Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
@@ -88,6 +89,7 @@ Result<ChainRig> ChainRig::create(const ChainCase& c, Deadline deadline) {
   options.clamp = kClamp;
   options.fast = true;
   options.expand_sms = c.expand_sms;
+  options.shared_inter = c.shared_experts() * c.model.inner;
   CROSSDOCK_TRY(layer, moe::Layer::create(options));
   ChainRig rig(c, std::move(layer));
   for (u32 r = 0; r < c.ranks; ++r)
@@ -99,7 +101,14 @@ Result<> ChainRig::load(u32 r, Deadline deadline) {
   Memory memory;
   Known known;
   memory.rank = r;
-  CROSSDOCK_CHECK_OK(load_weights(memory, known, deadline));
+  CROSSDOCK_TRY(chosen, load_weights(r, layer_.weight_layout(r), known.chosen, deadline));
+  CROSSDOCK_CHECK_OK(layer_.use(r, chosen.view));
+  memory.chosen = std::move(chosen);
+  if (case_.shared_experts() != 0) {
+    CROSSDOCK_TRY(shared, load_weights(r, layer_.shared_layout(), known.shared, deadline));
+    CROSSDOCK_CHECK_OK(layer_.use_shared(r, shared.view));
+    memory.shared = std::move(shared);
+  }
   CROSSDOCK_CHECK_OK(load_tokens(memory, known, deadline));
   memory_.push_back(std::move(memory));
   known_.push_back(std::move(known));
@@ -107,27 +116,29 @@ Result<> ChainRig::load(u32 r, Deadline deadline) {
 }
 
 // Prepared as they are: any codes and scales are weights.
-Result<> ChainRig::load_weights(Memory& m, Known& k, Deadline deadline) {
-  const auto layout = layer_.weight_layout(m.rank);
+Result<moe::RankWeights> ChainRig::load_weights(u32 r, const moe::WeightLayout& layout,
+                                                KnownWeights& k, Deadline deadline) {
   CROSSDOCK_TRY(sizes, moe::weight_sizes(layout));
-  symm::Rank& on = rank(m.rank);
-  k.weight_pattern =
-      case_.fp4() ? make_fp4_pattern(7 + m.rank) : make_pattern(case_.fp8(), 7 + m.rank);
-  k.gate_up_scales = make_scales(sizes.gate_up_scales, 1e-4f, 3e-4f, 17 + m.rank);
-  k.down_scales = make_scales(sizes.down_scales, 1e-4f, 3e-4f, 37 + m.rank);
-  CROSSDOCK_TRY(gate_up, repeat_pattern(on, k.weight_pattern, sizes.gate_up_bytes, deadline));
-  CROSSDOCK_TRY(down, repeat_pattern(on, k.weight_pattern, sizes.down_bytes, deadline));
-  CROSSDOCK_TRY(gate_up_scales, put_scales(m.rank, k.gate_up_scales, deadline));
-  CROSSDOCK_TRY(down_scales, put_scales(m.rank, k.down_scales, deadline));
+  symm::Rank& on = rank(r);
+  const u32 seed = 7 + r + 1000 * layout.experts;  // others of shared experts
+  k.pattern = case_.fp4() ? make_fp4_pattern(seed) : make_pattern(case_.fp8(), seed);
+  k.gate_up_scales = make_scales(sizes.gate_up_scales, 1e-4f, 3e-4f, 10 + seed);
+  k.down_scales = make_scales(sizes.down_scales, 1e-4f, 3e-4f, 30 + seed);
+  moe::RankWeights m{.rank = r};
+  CROSSDOCK_TRY(gate_up, repeat_pattern(on, k.pattern, sizes.gate_up_bytes, deadline));
+  CROSSDOCK_TRY(down, repeat_pattern(on, k.pattern, sizes.down_bytes, deadline));
+  CROSSDOCK_TRY(gate_up_scales, put_scales(r, k.gate_up_scales, deadline));
+  CROSSDOCK_TRY(down_scales, put_scales(r, k.down_scales, deadline));
   m.gate_up = std::move(gate_up);
   m.down = std::move(down);
   m.gate_up_scales = std::move(gate_up_scales);
   m.down_scales = std::move(down_scales);
-  return layer_.use(m.rank, {.layout = layout,
-                             .gate_up = m.gate_up.address(),
-                             .gate_up_scales = case_.fp8() ? m.gate_up_scales.address() : nullptr,
-                             .down = m.down.address(),
-                             .down_scales = case_.fp8() ? m.down_scales.address() : nullptr});
+  m.view = {.layout = layout,
+            .gate_up = m.gate_up.address(),
+            .gate_up_scales = case_.fp8() ? m.gate_up_scales.address() : nullptr,
+            .down = m.down.address(),
+            .down_scales = case_.fp8() ? m.down_scales.address() : nullptr};
+  return m;
 }
 // As the layer takes them; of ue8m0 `scales` become powers of two, which are one byte each.
 Result<symm::LocalMemory> ChainRig::put_scales(u32 r, std::vector<float>& scales,
@@ -171,9 +182,11 @@ Result<> ChainRig::load_tokens(Memory& m, Known& k, Deadline deadline) {
 
 Result<> ChainRig::forward(u32 r, std::function<Result<>(moe::LayerStage)> stage_done) {
   const Memory& m = memory_[r];
-  return layer_.core().forward(
-      *layer_.weights_of(r),
-      {.input = m.input, .output = {.rows = m.output.address()}, .stage_done = stage_done});
+  return layer_.core().forward(*layer_.weights_of(r),
+                               {.input = m.input,
+                                .output = {.rows = m.output.address()},
+                                .shared = case_.shared_experts() != 0 ? &m.shared : nullptr,
+                                .stage_done = std::move(stage_done)});
 }
 
 Result<moe::BegunForward> ChainRig::begin(u32 r) {
@@ -192,14 +205,14 @@ Result<std::vector<std::vector<u8>>> ChainRig::outputs(Deadline deadline) {
   return all;
 }
 
-std::vector<float> ChainRig::weight_row(const Known& of, u64 row, u32 columns) const {
-  if (!case_.fp4()) return row_at(of.weight_pattern, row * columns, columns, case_.fp8());
+std::vector<float> ChainRig::weight_row(const KnownWeights& of, u64 row, u32 columns) const {
+  if (!case_.fp4()) return row_at(of.pattern, row * columns, columns, case_.fp8());
   constexpr u32 kBlock = device::kFp4BlockRows;
-  return fp4_row(of.weight_pattern, row / kBlock * (columns / kBlock),
-                 static_cast<u32>(row % kBlock), columns);
+  return fp4_row(of.pattern, row / kBlock * (columns / kBlock), static_cast<u32>(row % kBlock),
+                 columns);
 }
 
-std::vector<double> ChainRig::activations(const Known& of, u32 expert,
+std::vector<double> ChainRig::activations(const KnownWeights& of, u32 expert,
                                           const std::vector<float>& row) const {
   const MoeModel& model = case_.model;
   const u64 first = u64{expert} * 2 * model.inner;
@@ -218,6 +231,19 @@ std::vector<double> ChainRig::activations(const Known& of, u32 expert,
   return values;
 }
 
+void ChainRig::add_expert(const Choice& c, const std::vector<float>& row,
+                          const std::vector<u32>& values, std::vector<double>& out) const {
+  const MoeModel& model = case_.model;
+  const auto made = activations(c.of, c.expert, row);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto weights = weight_row(c.of, u64{c.expert} * model.hidden + values[i], model.inner);
+    const u64 block = u64{c.expert} * model.hidden / 128 + values[i] / 128;
+    out[i] +=
+        c.factor *
+        dot(weights, case_.fp8() ? &c.of.down_scales[block * (model.inner / 128)] : nullptr, made);
+  }
+}
+
 std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& values) const {
   const MoeModel& model = case_.model;
   const u64 first_value = u64{routings_[r].words[token]} * model.hidden;
@@ -227,17 +253,9 @@ std::vector<double> ChainRig::exact(u32 r, u32 token, const std::vector<u32>& va
     const u64 at = u64{token} * model.top_k + k;
     const auto id = static_cast<u32>(routings_[r].ids[at]);
     const auto local = static_cast<u32>(case_.local_experts());
-    const Known& owner = known_[id / local];
-    const u32 expert = id % local;
-    const auto made = activations(owner, expert, row);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto weights = weight_row(owner, u64{expert} * model.hidden + values[i], model.inner);
-      const u64 block = u64{expert} * model.hidden / 128 + values[i] / 128;
-      out[i] += dot(weights,
-                    case_.fp8() ? &owner.down_scales[block * (model.inner / 128)] : nullptr, made) *
-                routings_[r].weights[at];
-    }
+    add_expert({known_[id / local].chosen, id % local, routings_[r].weights[at]}, row, values, out);
   }
+  if (case_.shared_experts() != 0) add_expert({known_[r].shared, 0, 1.0}, row, values, out);
   return out;
 }
 

@@ -175,6 +175,10 @@ ChainBytes bytes_moved(const ChainCase& c, const std::vector<ChainRouting>& of_r
            weights + sum.places * (activation + hidden * 2),
            (sum.places + sum.rows) * hidden * 2,
            (sum.rows + tokens) * hidden * 2};
+  // Shared experts run while the dispatch travels, and are counted with it.
+  if (c.shared_experts() != 0)
+    b.hbm[0] += c.shared_experts() * 3 * hidden * inner * c.weight_width() +
+                tokens * (hidden * 2 + 2 * row + 2 * activation + hidden * 2);
   b.nvlink = {sum.sent * row, 0, 0, 0, 0, 0, sum.sent * hidden * 2};
   return b;
 }

@@ -16,10 +16,6 @@ namespace {
 using symm::u32;
 using symm::u64;
 
-// Operations of one multiprocessor's tensor cores in a cycle.
-constexpr double kE4m3PerCycle = 8192;
-constexpr double kBf16PerCycle = 4096;
-
 struct Aim {
   const char* name;
   double value;
