@@ -60,7 +60,7 @@ x_gpu() {
   # A failure does not keep the rest from running.
   local broken=()
   rm -rf "$CROSSDOCK_JIT_CACHE_DIR"
-  gpu_bench jit "$json" --cache-dir "$CROSSDOCK_JIT_CACHE_DIR" || broken+=("bench jit")
+  gpu_bench jit "$json" jit --cache-dir "$CROSSDOCK_JIT_CACHE_DIR" || broken+=("bench jit")
   ((tests == 0)) || gpu_tests || broken+=(tests)
   ((benches == 0)) || gpu_benches "$json" || broken+=(benches)
   ((sanitize == 0)) || gpu_sanitize || broken+=(sanitizers)
@@ -75,12 +75,14 @@ gpu_tests() {
   ctest --test-dir build/gpu -L gpu --output-on-failure
 }
 
-# One bench of the command: its table on the terminal, its JSON in the folder.
+# One bench of the command: its table on the terminal, its JSON in the folder, and how long it took.
 gpu_bench() {
-  local name=$1 folder=$2
+  local file=$1 folder=$2 failed=0 begin=$SECONDS
   shift 2
-  say "bench $name"
-  timeout 300 build/gpu/tools/crossdock bench "$name" --output "$folder/$name.json" "$@"
+  say "bench $*"
+  timeout 300 build/gpu/tools/crossdock bench "$@" --output "$folder/$file.json" || failed=1
+  say "bench $file: $((SECONDS - begin)) s"
+  return "$failed"
 }
 
 # Host time of calls from Python, where there is torch to make the tokens.
@@ -94,30 +96,51 @@ gpu_bench_python() {
   PYTHONPATH=build/gpu/python timeout 300 python3 -m crossdock.bench ep --output "$1/python_ep.json"
 }
 
-# Every GPU bench that this build has.
-gpu_benches() {
-  local folder=$1 name hidden failed=0 known more
-  known=$(build/gpu/tools/crossdock bench --help)
-  for name in symm ep moe; do
-    grep -Eq "^ +$name( |\$)" <<<"$known" || continue
-    more=()
-    [[ $name == ep ]] && more=(--expanded --beside-gemm)
-    gpu_bench "$name" "$folder" "${more[@]}" || failed=1
+gpu_has_torch() {
+  python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+}
+
+# What dispatch and combine do: by SMs, tokens and width, beside products, with skewed choices, and
+# few tokens as decoding has them.
+gpu_benches_ep() {
+  local folder=$1 hidden failed=0
+  gpu_bench ep "$folder" ep --expanded --small-tokens 0 || failed=1
+  gpu_bench ep_beside "$folder" ep --tokens 4096 --sms 0 --beside-gemm --small-tokens 0 || failed=1
+  gpu_bench ep_sizes "$folder" ep --tokens 1 32 512 8192 --sms 0 --small-tokens 0 || failed=1
+  gpu_bench ep_zipf "$folder" ep --skewed --sms 0 --small-tokens 0 || failed=1
+  # Rows that combine cuts where others are whole, and shorter ones.
+  for hidden in 2048 4096 8192; do
+    gpu_bench "ep_hidden$hidden" "$folder" ep --hidden "$hidden" --sms 12 --small-tokens 0 || failed=1
   done
-  # Rows that combine cuts where others are whole.
-  if grep -Eq "^ +ep( |\$)" <<<"$known"; then
-    for hidden in 4096 8192; do
-      say "bench ep --hidden $hidden"
-      timeout 300 build/gpu/tools/crossdock bench ep --hidden "$hidden" --sms 12 --small-tokens 0 \
-        --output "$folder/ep_hidden$hidden.json" || failed=1
-    done
+  gpu_bench ep_decode "$folder" ep --only-small --overlap --no-host-counts --compressed --masks \
+    --expanded || failed=1
+  return "$failed"
+}
+
+# Grouped products, the same beside torch's, and whole layers.
+gpu_benches_moe() {
+  local folder=$1 failed=0
+  local chain=(moe --chain --format fp8 --tokens 128 8192 --repeat 5)
+  gpu_bench moe "$folder" moe --repeat 9 --warm-up 150ms || failed=1
+  gpu_bench moe_chain "$folder" "${chain[@]}" --routing even gate-zipf || failed=1
+  gpu_bench moe_chain_shared "$folder" "${chain[@]}" --model v3 --shared || failed=1
+  if gpu_has_torch; then
+    gpu_bench moe_vs_torch "$folder" moe --model v3 --rows 1024 --vs torch --vs-timeout 20s || failed=1
+  else
+    say "bench moe --vs torch: skipped, python3 has no torch with CUDA"
   fi
-  # Whole expert layers: the same command, told otherwise.
-  if grep -Eq "^ +moe( |\$)" <<<"$known"; then
-    say "bench moe --chain"
-    timeout 300 build/gpu/tools/crossdock bench moe --chain --model v3 \
-      --output "$folder/moe_chain.json" || failed=1
-  fi
+  return "$failed"
+}
+
+# Every GPU bench that this build has; each says how long it took.
+gpu_benches() {
+  local folder=$1 failed=0 known begin=$SECONDS
+  known=$(build/gpu/tools/crossdock bench --help)
+  has() { grep -Eq "^ +$1( |\$)" <<<"$known"; }
+  if has symm; then gpu_bench symm "$folder" symm || failed=1; fi
+  if has ep; then gpu_benches_ep "$folder" || failed=1; fi
+  if has moe; then gpu_benches_moe "$folder" || failed=1; fi
   gpu_bench_python "$folder" || failed=1
+  say "benches: $((SECONDS - begin)) s"
   return "$failed"
 }
