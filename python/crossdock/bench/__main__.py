@@ -1,17 +1,18 @@
 """``python -m crossdock.bench ep``: host time of one Python call of dispatch, of combine and of what a
 step does between them. What arrives is compared before anything is timed. Times of the GPU are
 ``crossdock bench ep``'s business; calls here are timed as they return, a few at a time so that no queue
-is full.
+is full. All ranks in one process, or one in each: ``torchrun --nproc-per-node 4 -m crossdock.bench ep``.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import crossdock
 from crossdock import ep
@@ -20,21 +21,36 @@ AIM_US = 20.0
 BATCH = 8  # calls of a rank between waits
 
 
+def exchange_of(args: argparse.Namespace) -> Optional[crossdock.Exchange]:
+    """Where the processes meet that have a rank each; None: all ranks are in this one."""
+    if args.rank is None:
+        return None
+    if args.store:
+        return crossdock.store_exchange(args.store, "python-bench-ep", args.rank, args.world)
+    import torch.distributed as dist
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=args.rank, world_size=args.world)
+    return crossdock.torch_exchange()
+
+
 class Bench:
-    """A group of all ranks in this process, with tokens of bf16 and of e4m3 on each."""
+    """A group, with tokens of bf16 and of e4m3 on each rank of this process."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.options = ep.Options(experts=args.experts, top_k=args.top_k, max_tokens=args.tokens,
                                   hidden=args.hidden, slots=2)
-        self.group = ep.Group(self.options, world=args.world, backend=args.backend, timeout=240)
+        ranks = None if args.rank is None else [(args.rank, args.device)]
+        self.group = ep.Group(self.options, world=args.world, ranks=ranks, backend=args.backend,
+                              exchange=exchange_of(args), timeout=240)
         make = self._tokens_of_torch if args.backend == "gpu" else self._tokens_of_numpy
-        self.sent = [make(rank) for rank in range(args.world)]
-        self.out = [one["out"] for one in self.sent]
+        self.ranks = self.group.local_ranks
+        self.sent = {rank: make(rank) for rank in self.ranks}
 
     def _tokens_of_torch(self, rank: int) -> dict[str, Any]:
         import torch
-        a, device = self.args, f"cuda:{rank}"
+        a = self.args
+        device = f"cuda:{rank if a.rank is None else a.device}"
         random = torch.Generator(device).manual_seed(rank)
         rows = torch.randn(a.tokens, a.hidden, device=device, generator=random)
         scores = torch.rand(a.tokens, a.experts, device=device, generator=random)
@@ -66,7 +82,7 @@ class Bench:
         import numpy as np
 
         from crossdock.testing import ep_reference as ref
-        handles = [self.dispatch(rank, "bf16") for rank in range(self.args.world)]
+        handles = [self.dispatch(rank, "bf16") for rank in self.ranks]
         self.group.synchronize(60)
         for handle in handles:
             n = handle.rows()
@@ -75,7 +91,7 @@ class Bench:
         self.group.synchronize(60)
         firsts = [ref.first_expert(self.args.experts, self.args.world, r)
                   for r in range(1, self.args.world)]
-        for one, out in zip(self.sent, outs):
+        for one, out in zip(self.sent.values(), outs):
             owners = np.searchsorted(firsts, _codes(one["ids"]), side="right")
             copies = [len(set(row)) for row in owners.tolist()]
             want = ref.bf16_decode(_codes(one["bf16"])) * np.array(copies, np.float32)[:, None]
@@ -83,11 +99,11 @@ class Bench:
                 raise SystemExit("bench ep: what came back is not what was sent")
 
     def time(self, prepare: Callable[[int], Any], call: Callable[[int, Any], Any]) -> float:
-        """Median microseconds of `call`, over all ranks and rounds."""
+        """Median microseconds of `call`, over the ranks of this process and all rounds."""
         times: list[int] = []
         for _ in range(self.args.repeat):
             for _ in range(BATCH):
-                for rank in range(self.args.world):
+                for rank in self.ranks:
                     given = prepare(rank)
                     start = time.perf_counter_ns()
                     made = call(rank, given)
@@ -117,7 +133,7 @@ class Bench:
 
         found["python_received_rows_us"] = self.time(handle_of, lambda _, h: h.received.rows)
         found["python_combine_call_us"] = self.time(
-            handle_of, lambda rank, h: self.group.combine(h, out=self.out[rank]))
+            handle_of, lambda rank, h: self.group.combine(h, out=self.sent[rank]["out"]))
         found["python_combine_new_output_us"] = self.time(handle_of,
                                                           lambda _, h: self.group.combine(h))
         aimed = self.args.backend == "gpu"
@@ -143,7 +159,8 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.backend == "gpu":
         import torch
         facts |= {"torch": torch.__version__,
-                  "gpus": f"{args.world} x {torch.cuda.get_device_name(0)}"}
+                  "gpus": f"{args.world} x {torch.cuda.get_device_name(0)}",
+                  "processes": str(1 if args.rank is None else args.world)}
     return facts | {key: str(getattr(args, key))
                     for key in ("world", "tokens", "hidden", "experts", "top_k", "repeat")}
 
@@ -153,10 +170,16 @@ def bench_ep(args: argparse.Namespace) -> None:
         import torch
         args.world = torch.cuda.device_count()
     args.world = args.world or 2
+    if args.rank is not None and args.backend == "gpu":
+        import torch
+        args.device = args.rank % torch.cuda.device_count() if args.device is None else args.device
+        torch.cuda.set_device(args.device)
     bench = Bench(args)
     with bench.group:
         bench.verify()
         report = facts_of(args) | {"data": "right", "results": bench.figures()}
+    if args.rank:
+        return
     text = json.dumps({**report, "results": []}, indent=2)
     lines = ",\n    ".join(json.dumps(figure) for figure in report["results"])
     text = text.replace('"results": []', f'"results": [\n    {lines}\n  ]')
@@ -166,10 +189,26 @@ def bench_ep(args: argparse.Namespace) -> None:
     if args.json:
         print(text)
         return
-    print(f"host time of one call, {args.world} ranks in one process, {args.tokens} tokens")
+    where = "in one process" if args.rank is None else "in a process each"
+    print(f"host time of one call, {args.world} ranks {where}, {args.tokens} tokens")
     for figure in report["results"]:
         aim = f"   aim <= {figure['aim']:.0f}" if "aim" in figure else ""
         print(f"  {figure['name']:34}{figure['value']:9.2f} us{aim}")
+
+
+def use_launcher(args: argparse.Namespace) -> None:
+    """What torchrun tells by environment, where it is not given; not in the twin, whose ranks are all in
+    one process."""
+    def told(name: str) -> Optional[int]:
+        return int(os.environ[name]) if os.environ.get(name) else None
+
+    world = told("WORLD_SIZE") or 1
+    if args.backend == "gpu" and world > 1 and (args.rank is not None or args.world == 0):
+        args.rank = told("RANK") if args.rank is None else args.rank
+        args.world = args.world or world
+        args.device = told("LOCAL_RANK") if args.device is None else args.device
+    if args.rank is not None and (args.world == 0 or args.backend == "twin"):
+        raise SystemExit("bench ep: --rank needs --world, and GPUs")
 
 
 def main() -> None:
@@ -179,6 +218,14 @@ def main() -> None:
     one.add_argument("--backend", choices=["gpu", "twin"], default="gpu",
                      help="twin: on the CPU; its calls copy the tokens, so its times say little")
     one.add_argument("--world", type=int, default=0, help="ranks; 0: all GPUs, 2 in the twin")
+    one.add_argument("--rank", type=int,
+                     help="one process a rank: which one this is; default RANK, and for --world "
+                     "WORLD_SIZE, as torchrun sets them")
+    one.add_argument("--device", type=int,
+                     help="one process a rank: its GPU; default LOCAL_RANK, else the rank's number")
+    one.add_argument("--store", default="",
+                     help="one process a rank: where they meet, a store's URL; default "
+                     "torch.distributed at MASTER_ADDR and MASTER_PORT")
     one.add_argument("--tokens", type=int, default=128)
     one.add_argument("--hidden", type=int, default=7168)
     one.add_argument("--experts", type=int, default=256)
@@ -188,6 +235,7 @@ def main() -> None:
     one.add_argument("--output", help="write the JSON to this file too")
     one.set_defaults(run=bench_ep)
     args = parser.parse_args()
+    use_launcher(args)
     args.run(args)
 
 
