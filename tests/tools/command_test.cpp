@@ -1,4 +1,4 @@
-// The subcommands info, topo, doctor and trace, and bench in the twin, through the built program.
+// The subcommands info, topo, doctor, trace, jit, and bench in the twin, through the built program.
 // SPDX-License-Identifier: Apache-2.0
 #include <fstream>
 #include <gmock/gmock.h>
@@ -14,6 +14,7 @@
 #include "base/trace.hpp"
 #include "support/run_command.hpp"
 #include "support/temp_dir.hpp"
+#include "unit/jit/jit_fixture.hpp"
 
 namespace crossdock {
 namespace {
@@ -179,6 +180,104 @@ TEST(TraceMerge, RefusesWhatIsNoTrace) {
   EXPECT_EQ(merged.exit_code, 2);
   EXPECT_THAT(merged.errors, HasSubstr("bad is no trace"));
   EXPECT_EQ(crossdock_command({"trace", "merge", dir.path() + "/none", "-o", "m"}).exit_code, 1);
+}
+
+// ---- jit ---------------------------------------------------------------------------------------
+
+// A compiler that is called as nvcc is, and "compiles" everything to one image; and a cache.
+class JitCommand : public testing::Test {
+ protected:
+  JitCommand() {
+    const auto image = jit::make_cubin({"code"});
+    folder_.write("image", {reinterpret_cast<const char*>(image.data()), image.size()});
+    compiler_ = folder_.write("nvcc", R"(#!/bin/sh
+[ "$1" = --version ] && { echo "Cuda compilation tools, release 1.2, V1.2.3"; exit 0; }
+while [ "$1" != -o ]; do shift; done
+cp "${0%/*}/image" "$2"
+echo "ptxas info    : Used 40 registers"
+)");
+    std::filesystem::permissions(compiler_, std::filesystem::perms::owner_all);
+  }
+  [[nodiscard]] CommandResult jit(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "jit");
+    return crossdock_command(std::move(arguments),
+                             {"CROSSDOCK_JIT_NVRTC=none", "CROSSDOCK_JIT_NVCC=" + compiler_,
+                              "CROSSDOCK_JIT_CACHE_DIR=" + cache_});
+  }
+  [[nodiscard]] CommandResult warm() const {
+    return jit({"warm", "--kernel", "fill", "--sm", "90"});
+  }
+  [[nodiscard]] std::vector<std::filesystem::path> kernels() const {
+    std::vector<std::filesystem::path> files;
+    for (const auto& file : std::filesystem::directory_iterator(cache_))
+      if (file.path().extension() == ".kernel") files.push_back(file.path());
+    return files;
+  }
+  support::TempDir folder_;
+  std::string cache_ = folder_.path() + "/cache";
+  std::string compiler_;
+};
+
+TEST_F(JitCommand, WarmCompilesOnceAndListNamesTheKernels) {
+  EXPECT_THAT(jit({"list"}).output, HasSubstr("0 kernels, 0 bytes in " + cache_));
+  const auto warmed = warm();
+  ASSERT_EQ(warmed.exit_code, 0) << warmed.output << warmed.errors;
+  EXPECT_THAT(warmed.output, HasSubstr("ready   fill{.threads = 256} for sm_90a\n"));
+  EXPECT_THAT(warmed.output, HasSubstr("2 compiled, 0 were there, 0 failed, in " + cache_));
+  EXPECT_THAT(warm().output, HasSubstr("0 compiled, 2 were there, 0 failed"));
+  const auto listed = jit({"list"});
+  ASSERT_EQ(listed.exit_code, 0) << listed.errors;
+  for (const auto* kernel : {"fill{.threads = 256} for sm_90a", "fill{.threads = 1024} for sm_90a"})
+    EXPECT_THAT(listed.output, HasSubstr(std::string(kernel) + ", 40 registers, 0 bytes spilled"));
+  EXPECT_THAT(listed.output, HasSubstr("nvcc 1.2.3"));
+  EXPECT_THAT(listed.output, HasSubstr("\n2 kernels, "));
+}
+
+TEST_F(JitCommand, VerifyFailsOnADamagedFileWhichIsCompiledAgain) {
+  ASSERT_EQ(warm().exit_code, 0);
+  const auto good = jit({"verify"});
+  EXPECT_EQ(good.exit_code, 0);
+  EXPECT_THAT(good.output, HasSubstr("2 kernels, 0 damaged"));
+  const auto damaged = kernels().at(0);
+  std::fstream file(damaged, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('x');
+  file.close();
+  const auto bad = jit({"verify"});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_THAT(bad.output, HasSubstr(damaged.filename().string() + ": "));
+  EXPECT_THAT(bad.output, HasSubstr("2 kernels, 1 damaged"));
+  const auto listed = jit({"list"});
+  EXPECT_EQ(listed.exit_code, 0);
+  EXPECT_THAT(listed.output, HasSubstr(damaged.filename().string() + "\n    unreadable: "));
+  EXPECT_THAT(warm().output, HasSubstr("1 compiled, 1 were there, 0 failed"));
+  EXPECT_EQ(jit({"verify"}).exit_code, 0);
+}
+
+TEST_F(JitCommand, PruneEmptiesTheCache) {
+  ASSERT_EQ(warm().exit_code, 0);
+  EXPECT_THAT(jit({"prune", "--max-age", "1h"}).output, HasSubstr("removed 0 kernels"));
+  EXPECT_EQ(kernels().size(), 2u);
+  const auto pruned = jit({"prune"});
+  EXPECT_EQ(pruned.exit_code, 0) << pruned.errors;
+  EXPECT_THAT(pruned.output, HasSubstr("removed 2 kernels, "));
+  EXPECT_THAT(pruned.output, HasSubstr("; 0 bytes stay in " + cache_));
+  EXPECT_TRUE(kernels().empty());
+  EXPECT_THAT(jit({"list"}).output, HasSubstr("0 kernels, 0 bytes"));
+}
+
+TEST_F(JitCommand, WarmFailsWhereNothingCompiles) {
+  folder_.write("image", "no machine code");
+  const auto failed = warm();
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_THAT(failed.output, HasSubstr("failed  fill{.threads = 256} for sm_90a: "));
+  EXPECT_THAT(failed.output, HasSubstr("0 compiled, 0 were there, 2 failed"));
+  compiler_ = "none";
+  const auto none = warm();
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_THAT(none.errors, HasSubstr("no CUDA compiler for the kernels"));
+  EXPECT_EQ(jit({"warm", "--kernel", "no_such"}).exit_code, 2);
+  EXPECT_THAT(jit({"warm", "--dry-run"}).output, HasSubstr("fill{.threads = 256} for sm_100a\n"));
 }
 
 }  // namespace
