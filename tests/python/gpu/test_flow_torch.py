@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from cases import Case, bf16_rows
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
-from test_ep_torch import (CASE, TIMEOUT, WORLD, Sent, all_idle, check_received, dispatch, finite,
-                           identity_wanted, make_group, to_gpu, to_host)
+from ranks import WORLD, Group, all_idle, at, device_of
+from test_ep_torch import (CASE, TIMEOUT, Sent, check_received, dispatch, finite, identity_wanted,
+                           make_group, to_gpu, to_host)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -81,9 +82,9 @@ def test_copies_beside_a_dispatch_in_a_graph():
         group.synchronize(TIMEOUT)
         graphs, handles, sides = [], [], []
         for r, of in enumerate(sent):
-            with torch.cuda.device(r):
-                graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(r)
-                side.wait_stream(torch.cuda.current_stream(r))
+            with at(r):
+                graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device_of(r))
+                side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                     handles.append(group.dispatch(of.rows, of.ids, of.weights, expanded=copies[r], rank=r))
                 graphs.append(graph)
@@ -95,7 +96,7 @@ def test_copies_beside_a_dispatch_in_a_graph():
                     getattr(sent[r], part).copy_(getattr(fresh[r], part))
             all_idle()
             for r in range(WORLD):
-                with torch.cuda.device(r):
+                with at(r):
                     graphs[r].replay()
             all_idle()
             group.check()
@@ -109,7 +110,7 @@ def test_copies_beside_a_dispatch_in_a_graph():
 def test_held_outputs_are_copied_when_slots_run_out():
     options = ep.Options(experts=CASE.experts, top_k=CASE.top_k, max_tokens=CASE.max_tokens,
                          hidden=CASE.hidden, slots=2)
-    with ep.Group(options, world=WORLD, timeout=240) as group:
+    with Group(options, world=WORLD, timeout=240) as group:
         rounds = [[finite(CASE, r, seed) for r in range(WORLD)] for seed in range(5)]
         held = [dispatch(CASE, group, sent) for sent in rounds]
         group.synchronize(TIMEOUT)
@@ -144,12 +145,12 @@ def test_rows_arrive_where_the_caller_says():
                          hidden=CASE.hidden)
     sizes = ep.sizes(options, WORLD)
     options = dataclasses.replace(options, user_bytes=sizes.rows_bytes // 128 * 128 + 128)
-    with ep.Group(options, world=WORLD, timeout=240) as group:
+    with Group(options, world=WORLD, timeout=240) as group:
         sent = [finite(CASE, r, 3) for r in range(WORLD)]
         handles = []
         for r, of in enumerate(sent):
             memory = group.user_memory(r)
-            assert memory.device == torch.device("cuda", r)
+            assert memory.device == torch.device("cuda", device_of(r))
             handles.append(group.dispatch(of.rows, of.ids, of.weights, rank=r, output=memory))
             assert handles[r].received.rows.data_ptr() == memory.data_ptr()
         group.synchronize(TIMEOUT)

@@ -18,9 +18,9 @@ from kits import TorchKit
 
 def main():
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group(sys.argv[1])
-    group, kit = dist.group.WORLD, TorchKit(f"cuda:{os.environ['LOCAL_RANK']}")
+    group, kit = dist.group.WORLD, TorchKit(f"cuda:{torch.cuda.current_device()}")
     sizes = {"world": world, "experts": 4 * world, "top_k": 3}
     normal_rounds.whole_round(group, kit, normal_rounds.Case(**sizes))
     normal_rounds.whole_round(group, kit, normal_rounds.Case(**sizes, fp8=True),

@@ -18,7 +18,7 @@ from crossdock.testing import ep_reference as ref
 
 def main():
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group(sys.argv[1])
     case = Case(world=world, experts=16, top_k=4, max_tokens=100, hidden=512, wide_ids=True)
     sent = [tokens_of(case, r, 7) for r in range(world)]

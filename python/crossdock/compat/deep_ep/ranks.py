@@ -122,7 +122,7 @@ class Threads:
             try:
                 if not self.twin:
                     import torch
-                    torch.cuda.set_device(rank)
+                    torch.cuda.set_device(rank % torch.cuda.device_count())  # symm.share_gpus
                 results[rank] = function(self.rank(rank))
             except BaseException as error:
                 errors.append(error)
