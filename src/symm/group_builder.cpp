@@ -210,8 +210,11 @@ Result<> GroupBuilder::make_heap() {
     group_->heap_ = make_gpu_heap(std::move(gpu));
     return {};
   }
-  if (agreement.sharing == Sharing::kNone) {
-    CROSSDOCK_TRY(world, make_world(options, heap.window_bytes));
+  if (sharing() == Sharing::kNone) {
+    const auto make = [&] { return make_world(options, heap.window_bytes); };
+    CROSSDOCK_TRY(world, in_one_process()
+                             ? share_world(options.place->store + "\n" + options.place->name, make)
+                             : make());
     group_->twin_ = std::move(world);
     group_->heap_ = make_twin_heap(group_->twin_, heap.window_bytes);
   } else {
@@ -222,11 +225,22 @@ Result<> GroupBuilder::make_heap() {
   return {};
 }
 
+// Members that meet at a store of this process are all in it, and their kernels run in one World.
+bool GroupBuilder::in_one_process() const {
+  const GroupOptions& options = group_->options_;
+  return options.backend == Backend::kCpu && options.place &&
+         options.place->store.starts_with("inproc://");
+}
+
+Sharing GroupBuilder::sharing() const {
+  return in_one_process() ? Sharing::kNone : group_->steps_->agreement().sharing;
+}
+
 // The addresses stay; what is not mapped again is vacant.
 Result<> GroupBuilder::drop() {
   if (!group_->heap_) return {};
   const Agreement& agreement = group_->steps_->agreement();
-  if (agreement.sharing != group_->sharing_)
+  if (sharing() != group_->sharing_)
     return make_error(Code::kUnsupported,
                       "windows of this elastic group travelled in another way before: its "
                       "processes have to stay on the hosts, and in the containers, it began with");
@@ -243,7 +257,7 @@ Result<> GroupBuilder::drop() {
 Result<> GroupBuilder::allocate() {
   if (group_->heap_) return {};
   fresh_ = true;
-  group_->sharing_ = group_->steps_->agreement().sharing;
+  group_->sharing_ = sharing();
   group_->tokens_.assign(group_->world(), 0);
   CROSSDOCK_CHECK_OK(make_heap());
   for (std::size_t i = 0; i < group_->local_.size(); ++i) {
@@ -257,7 +271,7 @@ Result<> GroupBuilder::allocate() {
 
 Result<> GroupBuilder::share(Steps::Yield& yield) {
   yield.allocated_bytes = group_->heap_->allocated_bytes();
-  if (group_->steps_->agreement().sharing == Sharing::kNone) return {};
+  if (sharing() == Sharing::kNone) return {};
   for (const u32 rank : group_->local_) {
     current_rank_ = rank;
     CROSSDOCK_TRY(handle, group_->heap_->share(rank));
@@ -272,7 +286,7 @@ Result<> GroupBuilder::share(Steps::Yield& yield) {
 // peers see.
 Result<Descriptors> GroupBuilder::swap_descriptors() {
   const Agreement& agreement = group_->steps_->agreement();
-  if (agreement.sharing != Sharing::kDescriptor) return Descriptors{};
+  if (sharing() != Sharing::kDescriptor) return Descriptors{};
   auto theirs = passing_->swap(agreement, group_->steps_->member(), descriptors_, deadline_);
   if (theirs.code() != Code::kPeerLost) passing_.reset();
   descriptors_.clear();

@@ -36,6 +36,8 @@ class GroupBuilder {
   Result<> check_options() const;
   Result<> open_devices();
   Result<> share_gpus();
+  [[nodiscard]] bool in_one_process() const;
+  [[nodiscard]] Sharing sharing() const;
   [[nodiscard]] message::Proposal proposal(const Result<>& begun) const;
   // After the agreement.
   Result<> allocate();

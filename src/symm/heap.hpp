@@ -13,6 +13,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -63,6 +64,11 @@ struct HeapOptions {
 
 // The windows are the first allocation of the heaps of `world`.
 std::unique_ptr<Heap> make_twin_heap(std::shared_ptr<twin::World> world, u64 window_bytes);
+// The World that the members of one elastic group share when all are in this process; who comes
+// first makes it, and it goes with the last. Thread-safe.
+Result<std::shared_ptr<twin::World>> share_world(
+    const std::string& group,
+    const std::function<Result<std::shared_ptr<twin::World>>()>& make_world);
 // Host memory that other processes map (memfd).
 std::unique_ptr<Heap> make_shared_heap(const HeapOptions& options);
 

@@ -30,7 +30,8 @@ Result<Launcher> Launcher::create(Group& group, jit::Jit* jit) {
   if (group.backend() == Backend::kCpu && group.twin() == nullptr)
     return make_error(Code::kUnsupported,
                       "kernels of the CPU backend run in the twin, which needs all ranks of the "
-                      "group in one process");
+                      "group in one process; those of an elastic group meet at an inproc:// store "
+                      "then");
   return Launcher(group, jit);
 }
 

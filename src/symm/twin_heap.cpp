@@ -1,6 +1,10 @@
 // Windows in the heaps of a twin World: all ranks are in this process, and the World's own stride
-// is the stride. The twin then knows whose memory an address is without a search.
+// is the stride. The twin then knows whose memory an address is without a search. Members of an
+// elastic group in one process share a World, so their windows need no way from one to the other.
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <mutex>
+
 #include "base/check.hpp"
 #include "symm/heap.hpp"
 #include "twin/launch.hpp"
@@ -8,15 +12,26 @@
 namespace crossdock::symm {
 namespace {
 
+// Seats are taken and vacated by members on threads of their own.
+struct Shared {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<twin::World>> worlds;  // by group
+};
+Shared& shared() {
+  static Shared all;
+  return all;
+}
+
 class TwinHeap final : public Heap {
  public:
   TwinHeap(std::shared_ptr<twin::World> world, u64 window_bytes)
       : world_(std::move(world)), window_bytes_(window_bytes) {}
 
+  // What is left of a member that had the seat before goes.
   Result<> allocate(u32 rank) override {
-    CROSSDOCK_TRY(window, world_->allocate(static_cast<int>(rank), window_bytes_));
-    CROSSDOCK_CHECK(window == world_->heap(static_cast<int>(rank)), "a window begins its heap");
-    return {};
+    const std::scoped_lock lock(shared().mutex);
+    world_->reset(static_cast<int>(rank));
+    return place(rank);
   }
   u64 allocated_bytes() const override { return window_bytes_; }
   Result<WindowHandle> share(u32) override {
@@ -25,8 +40,11 @@ class TwinHeap final : public Heap {
   Result<> reserve(u64) override { return {}; }
   Result<> map(u32, const WindowHandle*) override { return {}; }
   Result<> unmap(u32) override { return {}; }
-  Result<> vacate(u32) override {
-    return make_error(Code::kUnsupported, "the twin has all ranks of a group");
+  // Who had the seat has left a window; else nobody ever had it.
+  Result<> vacate(u32 rank) override {
+    const std::scoped_lock lock(shared().mutex);
+    const u8* const window = world_->heap(static_cast<int>(rank));
+    return world_->owns(static_cast<int>(rank), window) ? Result<>() : place(rank);
   }
   u8* window(u32 rank) const override { return world_->heap(static_cast<int>(rank)); }
   i64 stride() const override { return static_cast<i64>(world_->heap_bytes()); }
@@ -35,11 +53,28 @@ class TwinHeap final : public Heap {
   }
 
  private:
+  Result<> place(u32 rank) {
+    CROSSDOCK_TRY(window, world_->allocate(static_cast<int>(rank), window_bytes_));
+    CROSSDOCK_CHECK(window == world_->heap(static_cast<int>(rank)), "a window begins its heap");
+    return {};
+  }
   std::shared_ptr<twin::World> world_;
   u64 window_bytes_;
 };
 
 }  // namespace
+
+Result<std::shared_ptr<twin::World>> share_world(
+    const std::string& group,
+    const std::function<Result<std::shared_ptr<twin::World>>()>& make_world) {
+  const std::scoped_lock lock(shared().mutex);
+  std::erase_if(shared().worlds, [](const auto& entry) { return entry.second.expired(); });
+  if (const auto found = shared().worlds.find(group); found != shared().worlds.end())
+    if (auto world = found->second.lock()) return world;
+  CROSSDOCK_TRY(made, make_world());
+  shared().worlds[group] = made;
+  return made;
+}
 
 std::unique_ptr<Heap> make_twin_heap(std::shared_ptr<twin::World> world, u64 window_bytes) {
   return std::make_unique<TwinHeap>(std::move(world), window_bytes);

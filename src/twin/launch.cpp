@@ -113,6 +113,11 @@ std::size_t World::heap_bytes() const {
   return impl_->options.heap_bytes;
 }
 
+bool World::owns(int rank, const void* address) const {
+  const auto* const base = heap(rank);
+  return address >= base && address < base + impl_->space.used(rank);
+}
+
 Result<void*> World::allocate(int rank, std::size_t bytes, std::size_t alignment) {
   if (rank < 0 || rank >= ranks())
     return invalid_argument(fmt::format("rank = {} must be 0..{}", rank, ranks() - 1));
@@ -130,16 +135,19 @@ Result<void*> World::allocate(int rank, std::size_t bytes, std::size_t alignment
 }
 
 void World::reset() {
-  for (int rank = 0; rank < ranks(); ++rank) {
-    const std::size_t used = impl_->space.used(rank);
-    const std::size_t offset = static_cast<std::size_t>(rank) * impl_->options.heap_bytes;
-    if (used <= kSmallReset)
-      std::memset(impl_->heaps.base() + offset, 0, used);
-    else
-      impl_->heaps.discard(offset, (used + kPage - 1) & ~(kPage - 1));
-    impl_->space.set_used(rank, 0);
-  }
-  impl_->streams.clear();
+  for (int rank = 0; rank < ranks(); ++rank)
+    reset(rank);
+}
+
+void World::reset(int rank) {
+  const std::size_t used = impl_->space.used(rank);
+  const std::size_t offset = static_cast<std::size_t>(rank) * impl_->options.heap_bytes;
+  if (used <= kSmallReset)
+    std::memset(impl_->heaps.base() + offset, 0, used);
+  else
+    impl_->heaps.discard(offset, (used + kPage - 1) & ~(kPage - 1));
+  impl_->space.set_used(rank, 0);
+  std::erase_if(impl_->streams, [&](const Stream& stream) { return stream.rank == rank; });
 }
 
 Result<void> World::attach(int rank, void* base, std::size_t bytes) {

@@ -39,10 +39,13 @@ class World {
   // of bounds.
   [[nodiscard]] unsigned char* heap(int rank) const;
   [[nodiscard]] std::size_t heap_bytes() const;
+  // Whether the address is allocated memory of the rank's heap.
+  [[nodiscard]] bool owns(int rank, const void* address) const;
   // Zeroed memory of a rank. `alignment`: a power of two.
   Result<void*> allocate(int rank, std::size_t bytes, std::size_t alignment = 256);
-  // Gives back all allocations and forgets all launches.
+  // Gives back all allocations and forgets all launches; those of one rank.
   void reset();
+  void reset(int rank);
 
   // Memory from elsewhere (a memfd mapping, pinned host memory) as memory of `rank`. It must stay
   // mapped until detached, at one address in this process.

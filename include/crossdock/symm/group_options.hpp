@@ -53,8 +53,8 @@ struct GroupOptions {
   Addressing addressing = Addressing::kStride;
   // Null: all ranks are in this process.
   std::shared_ptr<Exchange> exchange = nullptr;
-  // Instead of an exchange: an elastic group, whose ranks may leave and join while it exists. Not
-  // for kernels of the CPU backend.
+  // Instead of an exchange: an elastic group, whose ranks may leave and join while it exists. On
+  // the CPU kernels run where all meet in one process, at an inproc:// store: one thread at a time.
   std::optional<MeetingPlace> place = std::nullopt;
   // How long creating the group may take in all, waits for other processes included.
   std::chrono::milliseconds timeout{60'000};
