@@ -189,16 +189,22 @@ pid_t start_child(const std::string& socket_name) {
   return ::posix_spawn(&pid, argv[0], nullptr, nullptr, argv.data(), environ) == 0 ? pid : -1;
 }
 
-TEST_F(CudaGpu, AllocationCrossesProcesses) {
+// What another process needs to import an allocation: a descriptor, or a fabric handle.
+struct Exported {
+  std::vector<int> fds;
+  std::vector<std::byte> payload;
+};
+
+// Another process reads a pattern of ours and writes its own.
+void cross_processes(const Allocation& allocation, const Exported& exported) {
   const std::string name = "crossdock-gpu-test-" + std::to_string(::getpid());
   const auto listener = listen_local(name).value();
-  const Context ctx = context();
-  const Allocation allocation = Allocation::create(ctx, 4 * kMiB).value();
+  const Context& ctx = allocation.context();
   AddressRange range = AddressRange::reserve(ctx, allocation.bytes()).value();
-  const int device = 0;
+  const int device = ctx.ordinal();
   ASSERT_TRUE(range.map(0, allocation, {&device, 1}).ok());
   const Stream stream = Stream::create(ctx).value();
-  const std::size_t words = allocation.bytes() / 4;
+  const std::size_t bytes = allocation.bytes(), words = bytes / 4;
   ASSERT_TRUE(fill_words_async(range.address(), 0x11111111, words, stream).ok());
   ASSERT_TRUE(stream.synchronize(soon()).ok());
 
@@ -206,10 +212,7 @@ TEST_F(CudaGpu, AllocationCrossesProcesses) {
   ASSERT_GT(child, 0);
   const auto socket = accept_local(listener.get(), soon());
   ASSERT_TRUE(socket.ok()) << socket.error().describe();
-  const auto fd = allocation.export_fd().value();
-  const int raw = fd.get();
-  const std::size_t bytes = allocation.bytes();
-  ASSERT_TRUE(send_fds(socket->get(), {&raw, 1}, std::as_bytes(std::span(&bytes, 1)), soon()).ok());
+  ASSERT_TRUE(send_fds(socket->get(), exported.fds, exported.payload, soon()).ok());
   const auto answer = receive_fds(socket->get(), Deadline::in(60s));
   int status = -1;
   ::waitpid(child, &status, 0);
@@ -219,6 +222,26 @@ TEST_F(CudaGpu, AllocationCrossesProcesses) {
   ASSERT_TRUE(copy_async(device_ptr(host.data()), range.address(), bytes, stream).ok());
   ASSERT_TRUE(stream.synchronize(soon()).ok());
   EXPECT_EQ(std::count(host.begin(), host.end(), 0x22222222u), static_cast<long>(words));
+}
+
+TEST_F(CudaGpu, AllocationCrossesProcesses) {
+  const Allocation allocation = Allocation::create(context(), 4 * kMiB).value();
+  const auto fd = allocation.export_fd().value();
+  cross_processes(allocation, {.fds = {fd.get()},
+                               .payload = crossdock::testing::import_payload(allocation.bytes())});
+}
+
+// A driver without NVLink switches or without an IMEX channel says so at the first step.
+TEST_F(CudaGpu, AllocationCrossesProcessesByFabricHandle) {
+  const auto allocation = Allocation::create(context(), 4 * kMiB, {.sharing = Sharing::kFabric});
+  if (allocation.code() == Code::kUnsupported || allocation.code() == Code::kDenied)
+    GTEST_SKIP() << "no fabric handles here: " << allocation.error().describe();
+  ASSERT_TRUE(allocation.ok()) << allocation.error().describe();
+  const auto handle = allocation->export_fabric();
+  ASSERT_TRUE(handle.ok()) << handle.error().describe();
+  cross_processes(
+      *allocation,
+      {.fds = {}, .payload = crossdock::testing::import_payload(allocation->bytes(), &*handle)});
 }
 
 TEST_F(CudaGpu, ThousandCyclesDoNotGrow) {

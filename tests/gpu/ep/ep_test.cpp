@@ -250,25 +250,32 @@ TEST_F(EpGpu, TwoGroupsInterleave) {
   }
 }
 
+// Dispatch and combine, on both paths; the memory of every rank's GPU.
 TEST_F(EpGpu, MemoryDoesNotGrowOverThousandsOfCalls) {
-  EpCase c = identity_case(world_, 8);
-  EpGroupRig r = rig(c);
-  r.load(finite_inputs(c, 1));
-  const auto used = [&] {
-    const auto info = context().memory_info().value();
-    return info.total_bytes - info.free_bytes;
-  };
-  std::size_t before = 0;
-  for (u32 i = 0; i < 10000; ++i) {
-    if (i == 1000) {
-      ASSERT_NO_FATAL_FAILURE(r.synchronize());
-      before = used();
+  for (const bool small : {false, true}) {
+    SCOPED_TRACE(small ? "few tokens" : "many tokens");
+    EpCase c = identity_case(world_, 8);
+    c.fixed = small;
+    EpGroupRig r = rig(c);
+    r.load(finite_inputs(c, 1));
+    const auto used = [&](u32 rank) {
+      const auto info = r.rank(rank).device().context()->memory_info().value();
+      return info.total_bytes - info.free_bytes;
+    };
+    std::vector<std::size_t> before;
+    for (u32 i = 0; i < 10000; ++i) {
+      if (i == 1000) {
+        ASSERT_NO_FATAL_FAILURE(r.synchronize());
+        for (const u32 rank : r.group().local_ranks())
+          before.push_back(used(rank));
+      }
+      for (const u32 rank : r.group().local_ranks())
+        ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
     }
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
     for (const u32 rank : r.group().local_ranks())
-      (void)r.group().dispatch(rank, r.tokens(rank)).value();
+      EXPECT_LE(used(rank), before[rank] + (std::size_t{4} << 20)) << "rank " << rank;
   }
-  ASSERT_NO_FATAL_FAILURE(r.synchronize());
-  EXPECT_LE(used(), before + (std::size_t{4} << 20));
 }
 
 // ---- faults ------------------------------------------------------------------------------------
@@ -305,19 +312,39 @@ TEST_F(EpGpu, ARankThatDoesNotComeIsNamedByTheDeadline) {
   ASSERT_TRUE(r.group().reset(ep_soon()).ok());
   ASSERT_NO_FATAL_FAILURE(r.round(2));
 }
+// Each rank calls 50 ms after the one before. Until the last one has come the first is not through.
 TEST_F(EpGpu, ARankThatIsLateIsWaitedFor) {
-  EpCase c = large(64);
-  EpGroupRig r = rig(c);
-  const EpInputs inputs(c, 5);
-  r.load(inputs);
-  std::vector<ep::Handle> handles;
-  for (const u32 rank : r.group().local_ranks()) {
-    handles.push_back(r.group().dispatch(rank, r.tokens(rank)).value());
-    std::this_thread::sleep_for(50ms);  // the lateness is what is tested
+  if (world_ < 2) GTEST_SKIP() << "needs two ranks, one to be late: two GPUs or GPU_TEST_RANKS=2";
+  for (const bool small : {false, true}) {
+    SCOPED_TRACE(small ? "few tokens" : "many tokens");
+    EpCase c = large(64);
+    c.fixed = small;
+    EpGroupRig r = rig(c);
+    const EpInputs inputs(c, 5);
+    const EpReference reference(c, inputs);
+    r.load(inputs);
+    const auto one_after_the_other = [&](const auto& call) {
+      for (u32 rank = 0; rank < world_; ++rank) {
+        if (rank > 0) {
+          std::this_thread::sleep_for(50ms);  // the lateness is what is tested
+          EXPECT_FALSE(r.rank(0).device().stream()->idle().value()) << "before rank " << rank;
+        }
+        call(rank);
+      }
+    };
+    std::vector<ep::Handle> handles;
+    one_after_the_other(
+        [&](u32 rank) { handles.push_back(r.group().dispatch(rank, r.tokens(rank)).value()); });
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    for (const auto& handle : handles) {
+      ASSERT_NO_FATAL_FAILURE(r.check(handle, reference));
+      r.write_expert_rows(handle, inputs, 1);
+    }
+    one_after_the_other([&](u32 rank) { r.combine(handles[rank]); });
+    ASSERT_NO_FATAL_FAILURE(r.synchronize());
+    for (u32 rank = 0; rank < world_; ++rank)
+      ASSERT_NO_FATAL_FAILURE(r.check_combined(rank, reference, 1));
   }
-  ASSERT_NO_FATAL_FAILURE(r.synchronize());
-  for (const auto& handle : handles)
-    ASSERT_NO_FATAL_FAILURE(r.check(handle, EpReference(c, inputs)));
 }
 
 }  // namespace

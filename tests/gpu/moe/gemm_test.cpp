@@ -292,11 +292,37 @@ TEST_F(GemmGpu, OffsetsBeyondTwoToThe31) {
   }
 }
 
+// What a capture cannot hold is refused; the capture and the context are whole afterwards.
 TEST_F(GemmGpu, CapturesWantPrepare) {
   auto loaded = rig_->load({.counts = {5}});
-  const auto refused = rig_->gemm().run(0, loaded.call);
-  ASSERT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_THAT(refused.error().message, HasSubstr("has not been prepared"));
+  const cuda::Stream& stream = *rig_->rank().device().stream();
+  {
+    auto capture = cuda::Capture::begin(stream).value();
+    const auto run = rig_->gemm().run(0, loaded.call);
+    ASSERT_EQ(run.code(), Code::kInvalidArgument);
+    EXPECT_THAT(run.error().message, HasSubstr("has not been prepared"));
+    const auto prepared = rig_->gemm().prepare(loaded.call, GemmRig::soon());
+    ASSERT_EQ(prepared.code(), Code::kInvalidArgument);
+    EXPECT_THAT(prepared.error().message,
+                HasSubstr("is not possible while its stream is being captured into a CUDA graph"));
+    const auto graph = capture.finish();
+    ASSERT_TRUE(graph.ok()) << graph.error().describe();
+  }
+  EXPECT_EQ(rig_->gemm().run(0, loaded.call).code(), Code::kInvalidArgument) << "still unprepared";
+  ASSERT_NO_FATAL_FAILURE(rig_->run(loaded));
+  ASSERT_NO_FATAL_FAILURE(rig_->check(loaded));
+
+  auto capture = cuda::Capture::begin(stream).value();
+  ASSERT_TRUE(rig_->gemm().run(0, loaded.call).ok());
+  const auto graph = capture.finish();
+  ASSERT_TRUE(graph.ok()) << graph.error().describe();
+  for (u32 replay = 0; replay < 2; ++replay) {
+    rig_->poison(loaded);
+    ASSERT_TRUE(graph->launch(stream).ok());
+    const auto done = rig_->gemm().synchronize(GemmRig::soon());
+    ASSERT_TRUE(done.ok()) << done.error().describe();
+    ASSERT_NO_FATAL_FAILURE(rig_->check(loaded)) << "replay " << replay;
+  }
 }
 
 }  // namespace
