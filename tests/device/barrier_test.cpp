@@ -106,18 +106,23 @@ void check_barrier(u32 world, u32 grid, bool table) {
   }
 }
 
+// With that of ring_all_to_all_test.cpp the bounds are a minute on one core.
 TEST(Barrier, OneBlockOfEachRank) {
   for (u32 world : kWorlds) {
     SCOPED_TRACE(world);
-    check_barrier<{.threads = 32, .grid_sync = false, .verify = true}>(world, 1, world == 3);
+    bounded_at_32_ranks(world, 10, "barrier of one block a rank", [&] {
+      check_barrier<{.threads = 32, .grid_sync = false, .verify = true}>(world, 1, world == 3);
+    });
   }
 }
 
 TEST(Barrier, AllBlocksOfAllRanks) {
   for (u32 world : kWorlds) {
     SCOPED_TRACE(world);
-    check_barrier<{.threads = 64, .grid_sync = true, .verify = true}>(world, world > 8 ? 2 : 3,
-                                                                      world == 5);
+    bounded_at_32_ranks(world, 40, "barrier of two blocks a rank", [&] {
+      check_barrier<{.threads = 64, .grid_sync = true, .verify = true}>(world, world > 8 ? 2 : 3,
+                                                                        world == 5);
+    });
   }
 }
 

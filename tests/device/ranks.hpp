@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
@@ -26,6 +28,23 @@ inline constexpr u64 kMillisecond = 1'000'000;
 inline constexpr u32 kSeeds = 16;
 // World sizes every kernel is tested at: one, even, odd, prime, more than a warp's worth.
 inline constexpr u32 kWorlds[] = {1, 2, 3, 5, 8, 32};
+
+// Runs `body` for a world; with 32 ranks prints the seconds of the CPU that it takes and fails
+// where they are more than `most`. What else runs on the machine does not count, and instrumented
+// code is as slow as it is.
+template <class Body>
+void bounded_at_32_ranks(u32 world, double most, const char* what, const Body& body) {
+  const std::clock_t start = std::clock();
+  body();
+  const double took = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  if (world != 32) return;
+  std::printf("%s, 32 ranks, %u seeds: %.1f s of the CPU\n", what, kSeeds, took);
+#if defined(CROSSDOCK_SANITIZE_ADDRESS) || defined(CROSSDOCK_SANITIZE_THREAD)
+  static_cast<void>(most);
+#else
+  EXPECT_LE(took, most) << what;
+#endif
+}
 
 // Seed `seed` with every memory effect that is legal.
 inline twin::Schedule schedule(u64 seed) {
