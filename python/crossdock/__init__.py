@@ -12,7 +12,7 @@ from . import _native
 from .errors import (Busy, Cancelled, Closed, Code, Corrupt, DeadlineExceeded, Denied, Error,
                      Incompatible, Internal, InvalidArgument, Native, NoMemory, NotFound, PeerLost,
                      Retry, Scope, Unreachable, Unsupported, Where, WouldBlock)
-from .exchange import Exchange, function_exchange, store_exchange, torch_exchange
+from .exchange import (Exchange, MeetingPlace, function_exchange, store_exchange, torch_exchange)
 from . import coll, ep, moe
 
 __version__: str = _native.version
@@ -35,7 +35,7 @@ def settings() -> list[Setting]:
 
 __all__ = [
     "Busy", "Cancelled", "Closed", "Code", "Corrupt", "DeadlineExceeded", "Denied", "Error",
-    "Exchange", "Incompatible", "Internal", "InvalidArgument", "Native", "NoMemory", "NotFound",
+    "Exchange", "Incompatible", "Internal", "InvalidArgument", "MeetingPlace", "Native", "NoMemory", "NotFound",
     "PeerLost", "Retry", "Scope", "Setting", "Unreachable", "Unsupported", "Where", "WouldBlock",
     "__version__", "coll", "ep", "function_exchange", "moe", "settings", "store_exchange", "torch_exchange",
     "wire_version",

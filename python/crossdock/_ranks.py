@@ -12,10 +12,18 @@ from .errors import InvalidArgument
 
 
 def local_ranks_of(world: Optional[int], ranks: Optional[Iterable[Tuple[int, int]]], backend: str,
-                   exchange: Optional[_native.Exchange]) -> Tuple[int, list[Tuple[int, int]]]:
-    """The number of ranks, and (rank, device) of those here; none: all of them, rank r on GPU r."""
+                   exchange: Optional[_native.Exchange],
+                   place: bool = False) -> Tuple[int, list[Tuple[int, int]]]:
+    """The number of ranks, and (rank, device) of those here; none: all of them, rank r on GPU r.
+    ``place``: of an elastic group."""
     if backend not in ("gpu", "twin"):
         raise InvalidArgument(f"backend = {backend!r} must be 'gpu' or 'twin'")
+    if place and exchange is not None:
+        raise InvalidArgument("exchange and place: give one of them; at its place an elastic group makes "
+                              "exchanges of its own")
+    if place and (world is None or ranks is None):
+        raise InvalidArgument("a group with a place needs world, the number of its seats, and the ranks of "
+                              "this process, ranks = [(rank, device), ...]")
     if world is None:
         if exchange is None:
             raise InvalidArgument("world is missing: how many ranks are there in all?")

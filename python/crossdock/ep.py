@@ -31,6 +31,7 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 from . import _arrays, _native
 from ._ep_handle import Copied, Expanded, ExpertInput, Grouped, Handle, Received
 from ._ranks import RankOwner, local_ranks_of
+from .exchange import MeetingPlace
 
 #: A torch tensor, a NumPy array, a CuPy array, or any object with ``__dlpack__``.
 Array = Any
@@ -159,6 +160,10 @@ class Group(RankOwner):
     * A process a rank, as under torchrun: ``Group(options, exchange=crossdock.torch_exchange())``; the
       rank is the exchange's member, on torch's current device.
     * Anything else: ``ranks=[(rank, device), ...]`` are those of this process.
+    * Processes that may leave and join while the group exists: ``Group(options, world=4,
+      ranks=[(rank, device)], place=crossdock.MeetingPlace(store, name, fewest=3))``, see :meth:`reform`.
+      In the twin with a store ``inproc://...``: the members are groups of one process then, used on one
+      thread at a time, but for creating, resetting and reforming them.
 
     Making a group is collective among its processes and compiles the kernels or loads them from the
     cache; at most ``timeout`` seconds in all.
@@ -166,10 +171,12 @@ class Group(RankOwner):
 
     def __init__(self, options: Options, *, world: Optional[int] = None,
                  ranks: Optional[Ranks] = None, backend: str = "gpu",
-                 exchange: Optional[_native.Exchange] = None, timeout: float = 60.0) -> None:
-        world, local = local_ranks_of(world, ranks, backend, exchange)
+                 exchange: Optional[_native.Exchange] = None, timeout: float = 60.0,
+                 place: Optional[MeetingPlace] = None) -> None:
+        world, local = local_ranks_of(world, ranks, backend, exchange, place is not None)
+        meets = None if place is None else (place.store, place.name, place.fewest, place.settle)
         self.options = options
-        self._own(_native.Group(options, world, local, backend == "twin", exchange, timeout))
+        self._own(_native.Group(options, world, local, backend == "twin", exchange, timeout, meets))
 
     @property
     def memory(self) -> Sizes:
@@ -441,6 +448,23 @@ class Group(RankOwner):
         """After a fault: makes the group usable again. Collective among the processes, when no work of
         the group is left on any stream. Handles from before stay valid as memory only."""
         self._native.reset(timeout)
+
+    def reform(self, timeout: float = 60.0) -> None:
+        """Of a group with a ``place``: goes on with the processes that are left, which all call this when
+        no work of the group is left on any stream, and with new ones, which make a ``Group`` with the same
+        arguments for the ranks of those that are gone. Else as :meth:`reset`. After an error, which all of
+        them get, the group is of no use until a reform succeeds."""
+        self._native.reform(timeout)
+
+    @property
+    def vacant_ranks(self) -> list[int]:
+        """Ranks that no process has. With ``Options.masks`` they are masked; else every dispatch waits for
+        them until its deadline."""
+        return list(self._native.vacant_ranks())
+
+    def waiting_ranks(self, timeout: float = 10.0) -> list[int]:
+        """Ranks of processes that wait for a :meth:`reform` of all to let them in."""
+        return list(self._native.waiting_ranks(timeout))
 
     def statistics(self, rank: Optional[int] = None, timeout: float = 10.0) -> Statistics:
         """Kept by the device over all dispatches and combines; copied when asked for."""

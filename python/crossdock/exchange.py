@@ -8,13 +8,32 @@ are all in one process needs none.
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
 from ._native import Exchange
 from ._native import function_exchange as _function_exchange
 from ._native import store_exchange as _store_exchange
 
-__all__ = ["Exchange", "function_exchange", "store_exchange", "torch_exchange"]
+__all__ = ["Exchange", "MeetingPlace", "function_exchange", "store_exchange", "torch_exchange"]
+
+
+@dataclass(frozen=True)
+class MeetingPlace:
+    """Where the processes of an elastic group meet: when it is made, and again (``Group.reform``) when a
+    rank has gone or another wants to come. The same for all of them, but for ``settle``.
+
+    ``store``: as for :func:`store_exchange`. ``name``: used for one group in the life of the store.
+    ``fewest``: ranks with which the group goes on, the other seats being vacant, 0: all of them; more than
+    half of the world, unless the caller makes sure that ranks which cannot see each other do not go on
+    apart. ``settle``: seconds for which a process waits for seats that nobody has taken, from the last one
+    on that was; longer than ranks take to notice that one of them is gone.
+    """
+
+    store: str
+    name: str
+    fewest: int = 0
+    settle: float = 5.0
 
 
 def store_exchange(url: str, name: str, member: int, members: int, *,

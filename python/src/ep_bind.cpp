@@ -168,15 +168,17 @@ void bind_layouts(nb::class_<Group>& group) {
           nb::arg("rank"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"));
 }
 
-// Waiting and ending.
 void bind_life(nb::class_<Group>& group) {
   group.def("synchronize", &Group::synchronize, nb::arg("timeout"), nb::arg("stream").none())
       .def("check", &Group::check)
       .def("reset", &Group::reset, nb::arg("timeout"))
+      .def("reform", &Group::reform, nb::arg("timeout"))
+      .def("vacant_ranks", &Group::vacant_ranks)
+      .def("waiting_ranks", &Group::waiting_ranks, nb::arg("timeout"))
       .def(
           "statistics",
           [](Group& g, uint32_t rank, double timeout) {
-            const ep::Statistics got = g.statistics(rank, timeout);
+            const auto got = g.statistics(rank, timeout);
             return std::tuple(got.expert_selections, got.source_wait_ns, got.combine_wait_ns);
           },
           nb::arg("rank"), nb::arg("timeout"))
@@ -187,7 +189,7 @@ void bind_life(nb::class_<Group>& group) {
 
 void add_ep_group(nb::module_& m) {
   nb::class_<Group> group(m, "Group");
-  bind_ranks(group, &make_group);
+  bind_elastic_ranks(group, &make_group);
   group.def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); });
   bind_calls(group);
   bind_masks(group);

@@ -97,17 +97,43 @@ void Group::check() {
   value_or_raise(open()->group().check());
 }
 
-void Group::reset(double timeout) {
+void Group::begin_anew(double timeout, Result<> (ep::Group::*call)(Deadline)) {
   const auto box = open();
   const Deadline deadline = deadline_in(timeout);
-  const auto reset = [&] {
+  const auto run = [&] {
     const nb::gil_scoped_release release;
     const auto locks = box->enter_all();
-    return box->group().reset(deadline);
+    return (box->group().*call)(deadline);
   };
-  const Result<> done = reset();
+  const Result<> done = run();
   copies_ = {};
   value_or_raise(done);
+}
+
+void Group::reset(double timeout) {
+  begin_anew(timeout, &ep::Group::reset);
+}
+
+// ---- elastic groups ----------------------------------------------------------------------------
+
+void Group::reform(double timeout) {
+  begin_anew(timeout, &ep::Group::reform);
+}
+
+std::vector<uint32_t> Group::vacant_ranks() {
+  const auto box = open();
+  const auto ranks = box->group().vacant_ranks();
+  return {ranks.begin(), ranks.end()};
+}
+
+std::vector<uint32_t> Group::waiting_ranks(double timeout) {
+  const auto box = open();
+  const Deadline deadline = deadline_in(timeout);
+  const auto ask = [&] {
+    const nb::gil_scoped_release release;
+    return box->group().waiting_ranks(deadline);
+  };
+  return value_or_raise(ask());
 }
 
 ep::Statistics Group::statistics(uint32_t rank, double timeout) {

@@ -78,6 +78,9 @@ class Group {
   void synchronize(double timeout, nb::handle stream);
   void check();
   void reset(double timeout);
+  void reform(double timeout);
+  std::vector<uint32_t> vacant_ranks();
+  std::vector<uint32_t> waiting_ranks(double timeout);
   ep::Statistics statistics(uint32_t rank, double timeout);
   // Memory of the twin for outputs, [rows, columns].
   Array empty(uint32_t rank, ArrayType type, int64_t rows, int64_t columns);
@@ -90,6 +93,8 @@ class Group {
   [[nodiscard]] const ep::Sizes& memory() const { return memory_; }
 
  private:
+  // Collective calls after which no handle from before is good, nor what was to be copied back.
+  void begin_anew(double timeout, Result<> (ep::Group::*call)(Deadline));
   // Raises Closed after close(). Kept by the call: another thread may close the group meanwhile.
   [[nodiscard]] std::shared_ptr<GroupBox> open() const;
   // The same, for a call that others of the group have to wait for.

@@ -2,7 +2,10 @@
 #include "ranks.hpp"
 
 #include <chrono>
+#include <nanobind/stl/string.h>
+#include <string>
 
+#include "ep_options.hpp"
 #include "errors.hpp"
 
 namespace crossdock::python {
@@ -14,6 +17,13 @@ symm::GroupOptions group_options_of(const Ranks& ranks) {
     out.ranks.push_back({.rank = rank, .device = device});
   out.backend = ranks.cpu ? symm::Backend::kCpu : symm::Backend::kGpu;
   out.exchange = ranks.exchange;
+  if (!ranks.place.is_none())
+    out.place =
+        symm::MeetingPlace{.store = nb::cast<std::string>(nb::object(ranks.place[0])),
+                           .name = nb::cast<std::string>(nb::object(ranks.place[1])),
+                           .fewest = number_of(ranks.place[2], "fewest"),
+                           .settle = std::chrono::duration_cast<std::chrono::milliseconds>(
+                               seconds_of(nb::cast<double>(nb::object(ranks.place[3])), "settle"))};
   out.timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(ranks.timeout, "timeout"));
   return out;

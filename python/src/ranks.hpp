@@ -26,6 +26,8 @@ struct Ranks {
   bool cpu;
   std::shared_ptr<symm::Exchange> exchange;
   double timeout;  // seconds
+  // Of an elastic group: None, or (store, name, fewest, settle in seconds).
+  nb::object place = nb::none();
 };
 // Raises InvalidArgument when the timeout is none.
 symm::GroupOptions group_options_of(const Ranks& ranks);
@@ -39,22 +41,41 @@ RankList ranks_of(const Box& box) {
   return out;
 }
 
-// Calls `make(options, ranks)` with what a constructor in Python is given.
-template <class Box, class Make>
-void bind_ranks(nb::class_<Box>& bound, const Make& make) {
-  bound
-      .def(
-          "__init__",
-          [make](Box* where, nb::object options, uint32_t world, RankList local, bool cpu,
-                 std::shared_ptr<symm::Exchange> exchange, double timeout) {
-            make(where, options, Ranks{world, std::move(local), cpu, std::move(exchange), timeout});
-          },
-          nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
-          nb::arg("exchange").none(), nb::arg("timeout"))
-      .def_prop_ro("world", &Box::world)
+template <class Box>
+void bind_who(nb::class_<Box>& bound) {
+  bound.def_prop_ro("world", &Box::world)
       .def_prop_ro("twin", &Box::twin)
       .def_prop_ro("closed", &Box::closed)
       .def_prop_ro("ranks", &ranks_of<Box>);
+}
+
+// Calls `make(options, ranks)` with what a constructor in Python is given.
+template <class Box, class Make>
+void bind_ranks(nb::class_<Box>& bound, const Make& make) {
+  bind_who(bound);
+  bound.def(
+      "__init__",
+      [make](Box* where, nb::object options, uint32_t world, RankList local, bool cpu,
+             std::shared_ptr<symm::Exchange> exchange, double timeout) {
+        make(where, options, Ranks{world, std::move(local), cpu, std::move(exchange), timeout});
+      },
+      nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
+      nb::arg("exchange").none(), nb::arg("timeout"));
+}
+
+// The same for what may be an elastic group.
+template <class Box, class Make>
+void bind_elastic_ranks(nb::class_<Box>& bound, const Make& make) {
+  bind_who(bound);
+  bound.def(
+      "__init__",
+      [make](Box* where, nb::object options, uint32_t world, RankList local, bool cpu,
+             std::shared_ptr<symm::Exchange> exchange, double timeout, nb::object place) {
+        make(where, options,
+             Ranks{world, std::move(local), cpu, std::move(exchange), timeout, std::move(place)});
+      },
+      nb::arg("options"), nb::arg("world"), nb::arg("ranks"), nb::arg("cpu"),
+      nb::arg("exchange").none(), nb::arg("timeout"), nb::arg("place").none());
 }
 
 }  // namespace crossdock::python

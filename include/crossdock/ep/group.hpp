@@ -340,8 +340,8 @@ class CROSSDOCK_API Group {
   // create() with the same options for the ranks of those that are gone. Else as reset(). After an
   // error the group is of no use until a reform() succeeds.
   Result<> reform(Deadline deadline);
-  // Ranks that no process has, ascending. With Options::masks they are masked; else no token may
-  // choose their experts.
+  // Ranks that no process has, ascending. With Options::masks they are masked; else every dispatch
+  // waits for them until its deadline: a group without masks needs all its seats.
   [[nodiscard]] std::span<const std::uint32_t> vacant_ranks() const noexcept;
   // Ranks of processes that wait for a reform() of all to let them in.
   [[nodiscard]] Result<std::vector<std::uint32_t>> waiting_ranks(Deadline deadline) const;

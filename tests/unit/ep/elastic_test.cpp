@@ -40,7 +40,7 @@ class EpElastic : public ::testing::TestWithParam<PathOf> {
         .name = std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()),
         .fewest = 2,
         .settle = 300ms};
-    options.ep.masks = options.ep.mask_late = true;
+    options.ep.masks = options.ep.mask_late = masks_;
     return options;
   }
   // What creates the member of a rank, and what reforms the group of one.
@@ -122,6 +122,7 @@ class EpElastic : public ::testing::TestWithParam<PathOf> {
   }
 
   EpCase case_;
+  bool masks_ = true;
   std::vector<std::optional<EpGroupRig>> members_;
   u32 seed_ = 0;
 };
@@ -185,6 +186,24 @@ TEST_P(EpElastic, ANewcomerWithOtherSizesIsRefusedByNameAndTheOthersGoOn) {
   for (const auto& done : let_in(join(2)))
     ASSERT_TRUE(done.ok()) << done.error().describe();
   ASSERT_NO_FATAL_FAILURE(rounds(kNoPeer));
+}
+TEST_P(EpElastic, WithoutMasksAVacantRankIsWaitedForAndNamed) {
+  masks_ = false;
+  ASSERT_NO_FATAL_FAILURE(expect_all({join(0), join(1), join(2)}));
+  leave(2);
+  ASSERT_NO_FATAL_FAILURE(expect_all({again(0), again(1)}));
+  const EpInputs without = EpInputs(case_, 1).without(2);
+  std::vector<ep::Handle> handles;
+  each([&](EpGroupRig& rig, u32 rank) {
+    rig.load(without);
+    handles.push_back(
+        rig.group().dispatch(rank, rig.tokens(rank), {.path = GetParam().path}).value());
+  });
+  each([](EpGroupRig& rig, u32) {
+    const auto waited = rig.group().synchronize(ep_soon());
+    ASSERT_EQ(waited.code(), Code::kPeerLost);
+    EXPECT_THAT(waited.error().message, HasSubstr("for rank 2"));
+  });
 }
 INSTANTIATE_TEST_SUITE_P(Path, EpElastic,
                          ::testing::Values(PathOf{"Few4", 4, ep::Path::kSmall},
