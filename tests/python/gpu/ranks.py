@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from crossdock import ep
+from crossdock import ep, moe
 
 GPUS = max(min(torch.cuda.device_count(), 8), 1)
 WORLD = max(GPUS, min(int(os.environ.get("GPU_TEST_RANKS", "0")), 8))
@@ -76,6 +76,27 @@ class Group(ep.Group):
     def combine(self, handle, *arguments, stream=None, **more):
         with _turn(handle.rank, stream):
             return super().combine(handle, *arguments, stream=stream, **more)
+
+    def synchronize(self, timeout=30.0, *, stream=None):
+        if SHARED:
+            all_idle()
+        super().synchronize(timeout, stream=stream)
+
+
+class Layer(moe.Layer):
+    """moe.Layer, likewise."""
+
+    def forward(self, *arguments, rank, stream=None, **more):
+        with _turn(rank, stream):
+            return super().forward(*arguments, rank=rank, stream=stream, **more)
+
+    def forward_begin(self, *arguments, rank, stream=None, **more):
+        with _turn(rank, stream):
+            return super().forward_begin(*arguments, rank=rank, stream=stream, **more)
+
+    def forward_end(self, begun, *, stream=None, **more):
+        with _turn(begun.rank, stream):
+            return super().forward_end(begun, stream=stream, **more)
 
     def synchronize(self, timeout=30.0, *, stream=None):
         if SHARED:

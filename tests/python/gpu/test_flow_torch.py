@@ -11,9 +11,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from cases import Case, bf16_rows
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
-from ranks import WORLD, Group, all_idle, at, device_of
+from ranks import SHARED, WORLD, Group, all_idle, at, device_of
 from test_ep_torch import (CASE, TIMEOUT, Sent, check_received, dispatch, finite, identity_wanted,
                            make_group, to_gpu, to_host)
+
+#: The blocks of all ranks of a GPU have to run at once.
+COPY_SMS = 8 if SHARED else 24
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -26,7 +29,7 @@ def test_copies_by_expert_and_back(change, masked, beside):
     sent = [Sent(case, r, 3) for r in range(WORLD)]
     plain = [of.plain for of in sent]
     want = [ref.dispatch(r, case.experts, plain, case.payload == "cast") for r in range(WORLD)]
-    with make_group(case, expand_sms=24 if beside else 0) as group:
+    with make_group(case, expand_sms=COPY_SMS if beside else 0) as group:
         if beside:
             copies = [group.expanded_for(of.rows, of.weights, scales=of.scales, rank=r,
                                          cast=case.payload == "cast", rows_per_expert=per_expert,
@@ -75,7 +78,7 @@ def test_copies_by_expert_and_back(change, masked, beside):
 
 def test_copies_beside_a_dispatch_in_a_graph():
     case = Case(**{**CASE.__dict__, "alignment": 16, "max_tokens": 60})
-    with make_group(case, expand_sms="auto") as group:
+    with make_group(case, expand_sms=COPY_SMS if SHARED else "auto") as group:
         sent = [Sent(case, r, 3) for r in range(WORLD)]
         copies = [group.expanded_for(of.rows, of.weights, rank=r) for r, of in enumerate(sent)]
         dispatch(case, group, sent)  # nothing is compiled or allocated later

@@ -12,9 +12,9 @@ from crossdock import Incompatible, moe
 from crossdock.testing import ep_reference as ep_ref
 from crossdock.testing import moe_reference as ref
 from moe_cases import Case, check, data_of, given, matrices
+from ranks import WORLD, Layer, device_of
 
 TIMEOUT = 60.0
-WORLD = max(min(torch.cuda.device_count(), 8), 1)
 KINDS = [("e4m3", "ue8m0"), ("e2m1", "f32"), ("e2m1", "ue8m0")]
 CASE = Case(world=WORLD, experts=16, top_k=4, max_tokens=90, hidden=640, inter=256)
 #: As in test_moe_torch.py: a tensor core turns scales of whole groups; one of a byte by a factor of two.
@@ -25,7 +25,7 @@ def to_gpu(array, rank, kind=None):
     if array is None:
         return None
     carrier = array.view(np.int16) if array.dtype == np.uint16 else array
-    tensor = torch.from_numpy(np.ascontiguousarray(carrier)).to(f"cuda:{rank}")
+    tensor = torch.from_numpy(np.ascontiguousarray(carrier)).to(f"cuda:{device_of(rank)}")
     return tensor if kind is None else tensor.view(kind)
 
 
@@ -57,7 +57,7 @@ def compare(outs, data):
 def test_forwards(format, scales, change):
     case = dataclasses.replace(CASE, format=format, scales=scales, **change)
     data = data_of(case)
-    with moe.Layer(case.options(), world=WORLD, timeout=240) as layer:
+    with Layer(case.options(), world=WORLD, timeout=240) as layer:
         for rank in range(WORLD):
             layer.load(data.weights(rank), rank=rank)
             if case.bias:
@@ -74,7 +74,7 @@ def test_forwards(format, scales, change):
 def test_weights_prepared_on_the_gpu(format, scales):
     case = dataclasses.replace(CASE, format=format, scales=scales)
     data = data_of(case)
-    with moe.Layer(case.options(), world=WORLD, timeout=240) as layer:
+    with Layer(case.options(), world=WORLD, timeout=240) as layer:
         for rank in range(WORLD):
             layer.load(data.weights(rank), rank=rank)
         want = run(layer, data)
@@ -82,7 +82,7 @@ def test_weights_prepared_on_the_gpu(format, scales):
             mine, host = data.experts_of(rank), data.weights(rank)
             made = layer.prepare(to_gpu(data.gate_up[mine], rank), to_gpu(data.down[mine], rank), rank=rank)
             assert made.layout == host.layout and made.report == host.report
-            assert made.gate_up.device.index == rank
+            assert made.gate_up.device.index == device_of(rank)
             for name in ("gate_up", "down", "gate_up_scales", "down_scales"):
                 mine_bytes, theirs = getattr(made, name), getattr(host, name)
                 if theirs is None:
@@ -97,7 +97,7 @@ def test_weights_prepared_on_the_gpu(format, scales):
 def test_e2m1_of_a_checkpoint_on_the_gpu():
     case = dataclasses.replace(CASE, format="e2m1", scales="ue8m0")
     data = data_of(case)
-    with moe.Layer(case.options(), world=WORLD, timeout=240) as layer:
+    with Layer(case.options(), world=WORLD, timeout=240) as layer:
         for rank in range(WORLD):
             mine = data.experts_of(rank)
             codes, powers = zip(*(ref.quantise_groups(m[mine]) for m in (data.gate_up, data.down)))

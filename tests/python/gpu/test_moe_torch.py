@@ -18,9 +18,9 @@ from crossdock import InvalidArgument, moe
 from crossdock.testing import ep_reference as ep_ref
 from crossdock.testing import moe_reference as ref
 from moe_cases import Case, check, data_of, matrices
+from ranks import WORLD, Layer, all_idle, at, device_of
 
 TIMEOUT = 60.0
-WORLD = max(min(torch.cuda.device_count(), 8), 1)
 #: A tensor core drops the last bits of products of e4m3. That turns scales of whole groups, and with them
 #: codes of e4m3 by a step, 2^-3 of a value: few outputs are equal to the bit and some are a few times farther
 #: away than in the twin, but the error of all is small. A wrong row or scale is 100 times farther.
@@ -34,7 +34,7 @@ def to_gpu(array, rank, dtype=None):
     if array is None:
         return None
     carrier = array.view(np.int16) if array.dtype == np.uint16 else array
-    tensor = torch.from_numpy(np.ascontiguousarray(carrier)).to(f"cuda:{rank}")
+    tensor = torch.from_numpy(np.ascontiguousarray(carrier)).to(f"cuda:{device_of(rank)}")
     return tensor if dtype is None else tensor.view(dtype)
 
 
@@ -43,7 +43,7 @@ def to_host(tensor):
 
 
 def loaded(case, data):
-    layer = moe.Layer(case.options(), world=WORLD, timeout=240)
+    layer = Layer(case.options(), world=WORLD, timeout=240)
     for rank in layer.local_ranks:
         layer.load(data.weights(rank), rank=rank)
         if case.bias:
@@ -90,7 +90,7 @@ def test_forwards(change):
         sent = [tokens_of(data, r) for r in range(WORLD)]
         outs = [layer.forward(**one, **residual_of(data, r)) for r, one in enumerate(sent)]
         layer.synchronize(TIMEOUT)
-        assert all(out.dtype == torch.bfloat16 and out.device.index == r for r, out in enumerate(outs))
+        assert all(out.dtype == torch.bfloat16 and out.device.index == device_of(r) for r, out in enumerate(outs))
         compare(outs, data)
         again = [torch.empty_like(out) for out in outs]
         for r, one in enumerate(sent):
@@ -103,9 +103,9 @@ def test_the_current_stream_orders_what_comes_before_and_after():
     data = data_of(CASE)
     with loaded(CASE, data) as layer:
         right = [tokens_of(data, r) for r in range(WORLD)]
-        outs, streams = [], [torch.cuda.Stream(r) for r in range(WORLD)]
+        outs, streams = [], [torch.cuda.Stream(device_of(r)) for r in range(WORLD)]
         for r, one in enumerate(right):
-            with torch.cuda.device(r), torch.cuda.stream(streams[r]):
+            with torch.cuda.stream(streams[r]):
                 rows = torch.zeros_like(one["rows"])
                 torch.cuda._sleep(20_000_000)
                 rows.copy_(one["rows"])  # late: a forward that does not wait would see zeros
@@ -158,9 +158,8 @@ def test_graphs_read_new_tokens(shared_inter):
         graphs = [torch.cuda.CUDAGraph() for _ in range(WORLD)]
         layer.synchronize(TIMEOUT)
         for r, one in enumerate(sent):
-            side = torch.cuda.Stream(r)  # torch's own is on one GPU
-            with torch.cuda.device(r), torch.cuda.graph(graphs[r], stream=side,
-                                                        capture_error_mode="thread_local"):
+            side = torch.cuda.Stream(device_of(r))  # torch's own is on one GPU
+            with at(r), torch.cuda.graph(graphs[r], stream=side, capture_error_mode="thread_local"):
                 layer.forward(**one, out=outs[r])
                 begun = [layer.forward_begin(**one) for _ in range(2)]
                 for half, half_out in zip(begun, halves):
@@ -171,11 +170,11 @@ def test_graphs_read_new_tokens(shared_inter):
                 for name, array in tokens_of(new, r).items():
                     if name in ("rows", "ids", "weights"):
                         one[name].copy_(array)
+            all_idle()
             for r, graph in enumerate(graphs):
-                with torch.cuda.device(r):
+                with at(r):
                     graph.replay()
-            for r in range(WORLD):
-                torch.cuda.synchronize(r)
+            all_idle()
             layer.check()
             compare(outs, new)
             for half_out in halves:
@@ -186,11 +185,11 @@ def test_graphs_read_new_tokens(shared_inter):
 
 def test_weights_that_stay_on_the_gpu():
     data = data_of(CASE)
-    layer = moe.Layer(CASE.options(), world=WORLD, timeout=240)
+    layer = Layer(CASE.options(), world=WORLD, timeout=240)
     with layer:
         for rank in range(WORLD):
             host = data.weights(rank)
-            moved = [torch.from_numpy(np.array(a)).to(f"cuda:{rank}")
+            moved = [torch.from_numpy(np.array(a)).to(f"cuda:{device_of(rank)}")
                      for a in (host.gate_up, host.down, host.gate_up_scales, host.down_scales)]
             kept = moe.Weights.prepared(moved[0].view(torch.float8_e4m3fn),
                                         moved[1].view(torch.float8_e4m3fn),
@@ -253,7 +252,7 @@ def test_what_is_wrong_is_named():
 
 def test_a_process_a_rank_under_torchrun(tmp_path):
     if WORLD < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("needs two ranks: GPU_TEST_RANKS=2")
     script = pathlib.Path(__file__).with_name("torchrun_moe.py")
     # All on this host: the interface that needs no name service.
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",

@@ -18,7 +18,7 @@ from moe_cases import Case, data_of
 
 def main():
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gloo")
     case = Case(world=world, experts=8, top_k=4, max_tokens=40, hidden=256, inter=128)
     data = data_of(case)
