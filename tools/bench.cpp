@@ -2,6 +2,7 @@
 // subcommand an engine, here that of transfer, the others in files of their own; `transfer-child`
 // is what the ceilings' helper process runs, and hidden.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
@@ -129,17 +130,32 @@ Result<Ceilings> measure_ceilings(const TransferBench& options, std::vector<Meas
   return Ceilings{copy, vm, stream, ping_pong};
 }
 
+// Paged batches beside our own large blocks: what the pages cost, whatever the machine gives.
+void compare_pages(const Family& family, std::vector<Measurement>& measured) {
+  const auto large = [&](const Case& shape) {
+    return shape.block_bytes == 1u << 20 && shape.op == Op::kWrite && shape.threads == 1;
+  };
+  const auto found = std::ranges::find_if(family.cases, large);
+  if (found == family.cases.end()) return;
+  const Measurement blocks = measured[static_cast<std::size_t>(found - family.cases.begin())];
+  for (std::size_t i = 0; i < family.cases.size(); ++i)
+    if (family.cases[i].scattered)
+      measured.push_back({.name = fmt::format("{} against 1 MiB blocks", measured[i].name),
+                          .value = measured[i].gb_per_s / blocks.gb_per_s,
+                          .unit = "x"});
+}
+
 Result<> measure_family(const TransferBench& options, const Family& family,
                         const Ceilings& ceilings, std::vector<Measurement>& results) {
   const Case first{.transport = family.transport, .engine_memory = family.engine_memory};
   CROSSDOCK_TRY(rig, Rig::create(first, options.bytes, options.peer));
-  for (const auto& shape : family.cases) {
-    CROSSDOCK_TRY(m, rig.throughput(shape, options.repeat));
+  CROSSDOCK_TRY(measured, rig.throughput(family.cases, options.repeat));
+  for (auto& m : measured)
     compare(m, family.transport == "tcp" ? ceilings.stream
                : family.engine_memory    ? ceilings.copy
                                          : ceilings.vm);
-    results.push_back(std::move(m));
-  }
+  if (options.suite) compare_pages(family, measured);
+  results.insert(results.end(), measured.begin(), measured.end());
   for (const auto& shape : family.latencies) {
     CROSSDOCK_TRY(m, rig.latency(shape, kOperations));
     if (family.transport == "tcp") compare(m, ceilings.ping_pong);

@@ -70,6 +70,8 @@ constexpr std::array kSettings = {
             "How long a transfer that was submitted without a deadline may stand still; 0: no limit."},
     Setting{"transfer.timeout", kDuration, "10min", "1ms..24h",
             "Deadline of a transfer that was submitted without one."},
+    Setting{"transfer.wait_spin", kDuration, "50us", "0..10ms",
+            "How long a thread that waits for a small transfer looks before it sleeps."},
     Setting{"transport.enabled", kString, "auto", "",
             "Transports an engine may use, as in `shm,tcp`; `auto` is all that work here."},
     Setting{"transport.faulty.corrupt_ppm", kInt, "0", "0..1000000",

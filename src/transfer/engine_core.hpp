@@ -37,6 +37,7 @@
 #include "transfer/publisher.hpp"
 #include "transfer/session_board.hpp"
 #include "transfer/settings.hpp"
+#include "transfer/short_wait.hpp"
 #include "transfer/transfer_core.hpp"
 #include "transfer/transfer_list.hpp"
 #include "transport/transport.hpp"
@@ -123,6 +124,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   [[nodiscard]] SessionBoard& sessions() noexcept { return sessions_; }
   [[nodiscard]] Mailboxes& mailboxes() noexcept { return *mailboxes_; }
   [[nodiscard]] TransferList& transfers() noexcept { return *transfers_; }
+  [[nodiscard]] ShortWait& short_wait() noexcept { return short_wait_; }
 
  private:
   Result<> start(const EngineOptions& options);
@@ -164,6 +166,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   const base::Config config_;
   Settings settings_;
+  ShortWait short_wait_;
   base::Logger log_;
   base::Registry metrics_;
   std::unique_ptr<base::Tracer> tracer_;

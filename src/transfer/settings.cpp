@@ -18,6 +18,7 @@ Settings read_settings(const base::Config& config) {
       .timeout = config.duration("transfer.timeout"),
       .stall_timeout = config.duration("transfer.stall_timeout"),
       .quiesce_grace = config.duration("transfer.quiesce_grace"),
+      .wait_spin = config.duration("transfer.wait_spin"),
       .connect_timeout = config.duration("control.connect_timeout"),
       .handshake_timeout = config.duration("control.handshake_timeout"),
       .republish = config.duration("control.renew"),

@@ -23,6 +23,7 @@ struct Settings {
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
   std::chrono::nanoseconds stall_timeout = std::chrono::seconds(30);
   std::chrono::nanoseconds quiesce_grace = std::chrono::milliseconds(100);
+  std::chrono::nanoseconds wait_spin = std::chrono::microseconds(50);
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(5);
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(3);
   std::chrono::nanoseconds republish = std::chrono::seconds(5);

@@ -19,6 +19,12 @@
 
 namespace crossdock::transfer {
 inline namespace v1 {
+namespace {
+
+// Takes about as long as a wake-up; waiting for more than that is not worth a CPU.
+constexpr std::uint64_t kSmallTransfer = 64 * 1024;
+
+}  // namespace
 
 std::string_view to_string(Op op) noexcept {
   return op == Op::kRead ? "read" : "write";
@@ -308,6 +314,8 @@ Status TransferCore::status() const {
 }
 
 Result<> TransferCore::wait(Deadline until) {
+  if (bytes_total <= kSmallTransfer)
+    (void)engine->short_wait().look(done_, engine->settings().wait_spin, until);
   if (done_.load() == 0) {
     waiters_.fetch_add(1);
     while (done_.load() == 0 && !until.passed())

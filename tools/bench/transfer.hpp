@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,7 +85,10 @@ class Rig {
   static Result<Rig> create(const Case& shape, std::uint64_t bytes, const std::string& remote_peer);
   Rig(Rig&&) noexcept;
   ~Rig();
-  Result<Measurement> throughput(const Case& shape, std::uint32_t repeat);
+  // Medians of `repeat` rounds, each of which runs every case once: what else happens on the
+  // machine then meets all of them, and their ratios say more than those of cases run one after the
+  // other.
+  Result<std::vector<Measurement>> throughput(std::span<const Case> cases, std::uint32_t repeat);
   // Synchronous operations of one small block.
   Result<Measurement> latency(const Case& shape, std::uint32_t operations);
   // Slices a second through submit and completion, 64 B of each block.

@@ -137,20 +137,35 @@ Result<Rig> Rig::create(const Case& shape, std::uint64_t bytes, const std::strin
   return Rig(std::move(impl));
 }
 
-Result<Measurement> Rig::throughput(const Case& shape, std::uint32_t repeat) {
-  const auto all = impl_->requests(shape);
-  const auto bytes = static_cast<double>(shape.count * shape.block_bytes);
-  std::vector<double> rates, cpu;
-  for (std::uint32_t i = 0; i <= repeat; ++i) {
-    const auto cpu_begin = impl_->cpu_ns();
-    const auto begin = base::now_ns();
-    CROSSDOCK_CHECK_OK(impl_->move_all(all, shape));
-    const auto end = base::now_ns();
-    if (i == 0) continue;  // the first run touches every page for the first time
-    rates.push_back(bytes / static_cast<double>(end - begin));
-    cpu.push_back(static_cast<double>(impl_->cpu_ns() - cpu_begin) / bytes);
-  }
-  return Measurement{.name = shape.name, .gb_per_s = median(rates), .cpu_s_per_gb = median(cpu)};
+Result<std::vector<Measurement>> Rig::throughput(std::span<const Case> cases,
+                                                 std::uint32_t repeat) {
+  struct Runs {
+    std::vector<Request> requests;
+    double bytes = 0;
+    std::vector<double> rates = {}, cpu = {};
+  };
+  std::vector<Runs> runs;
+  for (const Case& shape : cases)
+    runs.push_back({.requests = impl_->requests(shape),
+                    .bytes = static_cast<double>(shape.count * shape.block_bytes)});
+  // The first round touches every page for the first time, and does not count.
+  for (std::uint32_t round = 0; round <= repeat; ++round)
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      Runs& run = runs[i];
+      const auto cpu_begin = impl_->cpu_ns();
+      const auto begin = base::now_ns();
+      CROSSDOCK_CHECK_OK(impl_->move_all(run.requests, cases[i]));
+      const auto end = base::now_ns();
+      if (round == 0) continue;
+      run.rates.push_back(run.bytes / static_cast<double>(end - begin));
+      run.cpu.push_back(static_cast<double>(impl_->cpu_ns() - cpu_begin) / run.bytes);
+    }
+  std::vector<Measurement> all;
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    all.push_back({.name = cases[i].name,
+                   .gb_per_s = median(runs[i].rates),
+                   .cpu_s_per_gb = median(runs[i].cpu)});
+  return all;
 }
 
 Result<Measurement> Rig::latency(const Case& shape, std::uint32_t operations) {

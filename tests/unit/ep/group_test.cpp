@@ -393,48 +393,6 @@ TEST(EpGroup, RanksWithDifferentRowsAreFound) {
   expect([](auto& t) { t.scales_by_column = true; }, "or their scales differ");
 }
 
-// Also where the sizes of both kinds of scales look alike in the few bits that ranks compare.
-TEST(EpGroup, RanksWithOtherScalesOfACastAreFound) {
-  for (const u32 hidden : {128u, 2048u, 3072u, 7168u})
-    for (const auto path : {ep::Path::kSmall, ep::Path::kLarge}) {
-      SCOPED_TRACE(hidden);
-      const EpCase c{.world = 2,
-                     .max_tokens = 10,
-                     .row_bytes = 2 * hidden,
-                     .cast = true,
-                     .combine_bytes = 2 * hidden};
-      auto options = ep_options(c, symm::Backend::kCpu);
-      options.ep.small_tokens = c.max_tokens;
-      EpGroupRig rig = EpGroupRig::create(c, options).value();
-      rig.load(EpInputs(c, 1));
-      std::vector<ep::Handle> handles;
-      for (const u32 r : {0u, 1u}) {
-        ep::Tokens tokens = rig.tokens(r);
-        tokens.cast_ue8m0 = r == 1;
-        handles.push_back(rig.group().dispatch(r, tokens, {.path = path}).value());
-      }
-      const auto done = rig.group().synchronize(ep_soon());
-      ASSERT_EQ(done.code(), Code::kInvalidArgument);
-      EXPECT_THAT(done.error().message, HasSubstr("cast and cast_ue8m0"));
-    }
-}
-// Whatever the rows are, of which the sizes above are samples.
-TEST(EpGroup, ScalesOfOneByteNeverLookLikeThoseOfFour) {
-  for (u32 hidden = kEpScaleGroup; hidden <= 32768; hidden += kEpScaleGroup) {
-    const auto layout = [&](bool ue8m0) {
-      return ep_output_layout({.capacity = 8,
-                               .row_bytes = hidden,
-                               .scale_bytes = ep::cast_scale_bytes(hidden, ue8m0),
-                               .scales_by_column = false,
-                               .top_k = 2,
-                               .cast_ue8m0 = ue8m0});
-    };
-    const auto four = layout(false), one = layout(true);
-    ASSERT_NE(EpPlaceWord::shape_of(four), EpPlaceWord::shape_of(one)) << hidden;
-    ASSERT_NE(EpHeader::shape_of(four), EpHeader::shape_of(one)) << hidden;
-  }
-}
-
 TEST(EpGroup, ARankThatDoesNotCallIsNamed) {
   const EpCase c{.world = 3};
   EpGroupRig rig = twin_rig(c);
