@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <numeric>
 
 #include "support/gemm_case.hpp"
 
@@ -49,42 +48,6 @@ TEST(GroupedGemm, LongAndShortK) {
 TEST(GroupedGemm, MoreStagesThanAWarpHasLanes) {
   for (const GemmTile tile : {GemmTile::k128, GemmTile::k64, GemmTile::kFew8})
     rounds({.n = 128, .k = 4352, .counts = {3}, .tile = tile}, 1, 1);
-}
-// With four stages and more, outputs of e4m3 lie in the place of a tile's last stage until another
-// warp has stored them: every stage in turn, whole tiles and such that end within 16 rows.
-TEST(GroupedGemm, OutputsInThePlaceOfAStage) {
-  for (const u32 k : {512u, 640u, 1152u}) {
-    const GemmCase c{.n = 640, .k = k, .counts = {128, 0, 150, 16, 33}, .alignment = 4};
-    rounds(c, 4);
-    GemmCase swiglu = c;
-    swiglu.n = 512;
-    swiglu.swiglu = moe::Swiglu{.clamp = 7.0f};
-    swiglu.row_weights = true;
-    rounds(swiglu, 2);
-    swiglu.scale_type = ScaleType::kUe8m0;
-    rounds(swiglu, 2, 1);
-  }
-}
-// Where rows are gathered the math warps store outputs themselves: the same bits.
-TEST(GroupedGemm, OutputsHaveTheBitsOfThoseOfGatheredRows) {
-  auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
-  for (const bool swiglu : {false, true}) {
-    const GemmCase c{.n = 512,
-                     .k = 640,
-                     .counts = {128, 0, 150, 33},
-                     .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt};
-    auto direct = rig.load(c);
-    auto gathered = rig.load(c);
-    const u32 places = gathered.call.input.count;
-    std::vector<std::int32_t> own(places);
-    std::iota(own.begin(), own.end(), 0);
-    const auto list = rig.put(own);
-    gathered.call.groups.rows = list.as<std::int32_t>();
-    gathered.call.groups.places = places;
-    ASSERT_NO_FATAL_FAILURE(rig.run(direct));
-    ASSERT_NO_FATAL_FAILURE(rig.run(gathered));
-    EXPECT_EQ(rig.bytes(direct), rig.bytes(gathered));
-  }
 }
 TEST(GroupedGemm, ColumnsThatAreNotAWholeTile) {
   rounds({.n = 384, .k = 256, .counts = {17, 3}}, 2);

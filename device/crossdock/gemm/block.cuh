@@ -7,9 +7,6 @@
 //                                                       wgmma ... wait for it
 //     wait empty[s]                         empty[s] <- one lane of each warp
 //
-// Outputs that are handed over (hand_over.cuh) take the place of the tile's last stage; before the
-// loader uses that again it waits until they have been read, too.
-//
 // A record is read after the tile's last stage has been multiplied, when the loader may be
 // `stages` tiles further: kGemmRecords are enough for that.
 // SPDX-License-Identifier: Apache-2.0
@@ -45,8 +42,6 @@ struct GemmBlock {
   static constexpr u32 kWeightBytes = kShared.weight_bytes;
   static constexpr bool kUnpacksApart = gemm_unpacks_apart(kConfig);
   static constexpr u32 kGatherWarps = kUnpacksApart ? 2 : 3;
-  static constexpr bool kHandsOver = gemm_hands_over(kConfig);
-  static constexpr bool kLends = kHandsOver && !kConfig.swiglu;  // the last stage, to the outputs
   static_assert(kConfig.stages + 3 <= kGemmRecords);
   using Cursor = StageCursor<kConfig.stages>;
   using PackedCursor = StageCursor<kGemmPackedStages>;
@@ -96,17 +91,6 @@ struct GemmBlock {
   CROSSDOCK_DEVICE static ptx::MBarrier* packed_empty(u32 stage) {
     return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.packed_empty) + stage;
   }
-  // Of outputs that are handed over: the first or the other pieces of a warpgroup are there; those
-  // in the tile's last stage have been read; all have been read.
-  CROSSDOCK_DEVICE static ptx::MBarrier* handed(u32 group, u32 which) {
-    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.handed) + group * 2 + which;
-  }
-  CROSSDOCK_DEVICE static ptx::MBarrier* returned() {
-    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.returned);
-  }
-  CROSSDOCK_DEVICE static ptx::MBarrier* stored() {
-    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.stored);
-  }
   // Of the warps that gather: the input's rows for those of the tile.
   CROSSDOCK_DEVICE static GemmSource* sources() {
     return reinterpret_cast<GemmSource*>(dynamic_shared() + kShared.sources);
@@ -124,12 +108,6 @@ struct GemmBlock {
     if (p.cycles != nullptr) ptx::st_weak(p.cycles + block_index(), ptx::cycle_clock() - *begin());
   }
   CROSSDOCK_DEVICE bool gathers() const { return p.rows.list != nullptr; }
-  // A bias lies where outputs that are on their way would. A tile that is shorter than the ring
-  // would lend another stage before the loader has come round.
-  CROSSDOCK_DEVICE bool hands_over() const {
-    return kHandsOver && !gathers() && p.bias.values == nullptr &&
-           p.shape.k_stages >= kConfig.stages;
-  }
   // Of one turn of full[s]: arrivals of the loader and of the warps that gather; and bytes of bulk
   // loads.
   CROSSDOCK_DEVICE u32 full_arrivals() const { return 1 + (gathers() ? kGatherWarps : 0); }
@@ -149,13 +127,6 @@ struct GemmBlock {
         ptx::mbarrier_init(full(s), full_arrivals());
         ptx::mbarrier_init(empty(s), kGemmMathWarps);
         if (kUnpacksApart) ptx::mbarrier_init(unpacked(s), kGemmUnpackWarps);
-      }
-      for (u32 i = 0; kHandsOver && i < 4; ++i)
-        ptx::mbarrier_init(handed(0, i), kGemmMathWarps / 2);
-      if (kHandsOver) {
-        ptx::mbarrier_init(returned(), 1);
-        ptx::mbarrier_init(stored(), 1);
-        if (hands_over()) ptx::prefetch_tensor_map(&p.output_map);
       }
       for (u32 s = 0; kUnpacksApart && s < kGemmPackedStages; ++s) {
         ptx::mbarrier_init(packed_full(s), 1);
@@ -193,30 +164,9 @@ struct GemmBlock {
     if constexpr (kUnpacksApart) {
       wait_short(unpacked(at.stage), at.parity CROSSDOCK_PASS_SITE);
     } else {
-      wait_without_clock(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
+      while (!ptx::mbarrier_try_wait(full(at.stage), at.parity CROSSDOCK_PASS_SITE))
+        ptx::spin("stage" CROSSDOCK_PASS_SITE);
     }
-  }
-  CROSSDOCK_DEVICE static void wait_without_clock(ptx::MBarrier* barrier,
-                                                  u32 parity CROSSDOCK_SITE) {
-    while (!ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE))
-      ptx::spin("stage" CROSSDOCK_PASS_SITE);
-  }
-  // Of outputs, those of the block's tile number `tile`. All of these waits end when math warps go
-  // on, so the loader's deadline is theirs too.
-  CROSSDOCK_DEVICE void wait_returned(u32 tile CROSSDOCK_SITE) const {
-    wait_on(returned(), tile % 2 CROSSDOCK_PASS_SITE);
-  }
-  CROSSDOCK_DEVICE static void wait_finished(const Cursor& last CROSSDOCK_SITE) {
-    wait_without_clock(empty(last.stage), last.parity CROSSDOCK_PASS_SITE);
-  }
-  CROSSDOCK_DEVICE static void wait_stored_before(u32 tile CROSSDOCK_SITE) {
-    wait_without_clock(stored(), tile % 2 ^ 1 CROSSDOCK_PASS_SITE);
-  }
-  // Asleep most of the time, like the loader.
-  CROSSDOCK_DEVICE static void wait_handed(u32 group, u32 which, u32 tile CROSSDOCK_SITE) {
-    while (
-        !ptx::mbarrier_try_wait_for(handed(group, which), tile % 2, kSleepNs CROSSDOCK_PASS_SITE))
-      ptx::spin("outputs" CROSSDOCK_PASS_SITE);
   }
   CROSSDOCK_DEVICE void wait_input(const Cursor& at CROSSDOCK_SITE) const {
     wait_short(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
@@ -229,7 +179,6 @@ struct GemmBlock {
   }
 
  private:
-  static constexpr u32 kSleepNs = 20000;
   // It is soon over in every stage but the last ones, so the clock is not asked at first.
   CROSSDOCK_DEVICE bool wait_long(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
@@ -240,6 +189,7 @@ struct GemmBlock {
   // Asleep most of the time: the loader shares a scheduler with math warps.
   CROSSDOCK_DEVICE void wait_on(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
+    constexpr u32 kSleepNs = 20000;
     CROSSDOCK_NO_UNROLL
     for (u32 turn = 0; turn < kTurns; ++turn)
       if (ptx::mbarrier_try_wait_for(barrier, parity, kSleepNs CROSSDOCK_PASS_SITE)) return;

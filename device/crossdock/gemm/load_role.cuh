@@ -1,12 +1,10 @@
 // The load warpgroup of grouped_gemm: warp 0 brings tiles of weights and input, and the input's
 // scales, by tensor map; warps 1 to 3 bring rows of the input through a list, with their scales.
 // Where weights are unpacked by others, warp 1 brings those (packed.cuh), and rows are left to two.
-// Where no rows are gathered, warp 1 may store outputs (hand_over.cuh).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <crossdock/gemm/block.cuh>
-#include <crossdock/gemm/hand_over.cuh>
 #include <crossdock/gemm/packed.cuh>
 #include <crossdock/gemm/scales.cuh>
 #include <crossdock/ptx/async_copy.cuh>
@@ -27,18 +25,13 @@ struct GemmTileLoader {
     // In the warp's own registers, where the copies want their operands: what is moved there takes
     // turns of the scheduler from math warps.
     const u32 tiles = ptx::lane_constant(block.experts.own_tiles());
-    // The stage of a tile whose place was lent to the outputs of the tile before.
-    const u32 lent = Block::kLends && block.hands_over() ? kConfig.stages - 1 : ~0u;
     for (u32 tile = 0; tile < tiles; walk.next(), ++tile) {
       const Tile t = constant(walk.tile());
       for (u32 k = 0; k < block.p.shape.k_stages; ++k) {
         if (!block.wait_empty(at)) return give_up();
-        if (Block::kLends && k == lent && tile != 0) block.wait_returned(tile - 1);
         if (k == 0) {
           const GemmRecord r{t.row, t.rows, t.column * kGemmColumns, t.expert};
           ptx::st_shared(Block::record(tile), bit_cast<U32x4>(r));
-          if constexpr (kConfig.fp8 && !Block::kUnpacksApart)
-            GemmWeightScales<kConfig>::ask(block.p, t.expert, r.column / kGemmScaleGroup);
         }
         load(t, k);
         at.advance();
@@ -204,8 +197,6 @@ struct GemmLoadRole {
       if (lane_index() == 0) GemmPackedLoader<kConfig>{block}.run();
     } else if (block.gathers()) {
       GemmGather<kConfig>(block, warp - kFirstGather).run();
-    } else if constexpr (GemmBlock<kConfig>::kHandsOver) {
-      if (warp == kFirstGather && block.hands_over()) GemmOutputs<kConfig>{block}.run();
     }
   }
 };

@@ -94,11 +94,6 @@ struct GemmPromoted {
     return ptx::bf16x2_from_f32(sum[2 * i], sum[2 * i + 1]);
   }
   CROSSDOCK_DEVICE void finish() { ptx::wgmma_wait<0>(part); }
-  // Of the tile: outputs may take its place.
-  CROSSDOCK_DEVICE typename Block::Cursor last_stage() const {
-    return at.stage == 0 ? typename Block::Cursor{kConfig.stages - 1, at.parity ^ 1}
-                         : typename Block::Cursor{at.stage - 1, at.parity};
-  }
 
  private:
   struct Scales {

@@ -61,7 +61,6 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
     const u32 stage = this->at.stage;
     multiply<kSet>(stage);
     unpack<1 - kSet>();  // of the next stage; after the last one, of what there was
-    if (unread == 0) keep<1 - kSet>();
     read();
     if (k % kWarpSize == 0) this->weight_scales.turn(k);
     const auto scales = this->load_scales(stage, k);
@@ -112,18 +111,6 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
                       step != 0);
     }
     ptx::wgmma_commit();
-  }
-  // Wants what was unpacked where it is called; else the compiler moves the unpacking behind the
-  // wait for the products, to where it is used. It is called, and costs something, only in the end.
-  template <u32 kSet>
-  CROSSDOCK_DEVICE void keep() {
-    u32 all = 0;
-    CROSSDOCK_UNROLL
-    for (u32 i = 0; i < kPieces * kFp4Steps * 4; ++i)
-      all ^= fragments[kSet][i / 4 / kFp4Steps][i / 4 % kFp4Steps][i % 4];
-    const u32 warp = thread_index() / kWarpSize - kGemmLoadWarps;
-    ptx::sync_warp(kFullMask);  // the outputs of the tile before have been read
-    ptx::st_shared(reinterpret_cast<u32*>(Block::staging(warp)) + lane_index(), all);
   }
   template <u32 kSet>
   CROSSDOCK_DEVICE void pin_fragments() {

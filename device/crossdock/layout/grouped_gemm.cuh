@@ -43,12 +43,6 @@ CROSSDOCK_HOST_DEVICE constexpr bool gemm_unpacks_apart(const GroupedGemmConfig&
   return c.fp4 && !c.swapped;
 }
 
-// Tiles of many rows of e4m3: a warp of the load warpgroup stores the outputs by tensor map, if the
-// call needs that warp for nothing else (GemmBlock::hands_over).
-CROSSDOCK_HOST_DEVICE constexpr bool gemm_hands_over(const GroupedGemmConfig& c) {
-  return c.fp8 && !c.fp4 && c.tile_rows == 128;
-}
-
 CROSSDOCK_HOST_DEVICE constexpr u32 gemm_threads(const GroupedGemmConfig& c) {
   return (kGemmLoadWarps + kGemmMathWarps + (gemm_unpacks_apart(c) ? kGemmUnpackWarps : 0)) *
          kWarpSize;
@@ -92,7 +86,6 @@ struct GroupedGemmParams {
   TensorMap input_map;        // not gathered: box tile_rows x 128 bytes, swizzle 128
   TensorMap weight_map;       // not fp4: box 256 x 128 bytes, swizzle 128
   TensorMap input_scale_map;  // fp8, not gathered: box tile_rows of [scale_groups][rows]
-  TensorMap output_map;       // gemm_hands_over(), not gathered: box 64 x 128 bytes, swizzle 128
   const u8* input_rows;       // gathered
   u64 input_row_stride;       // bytes
   u32 input_count;            // rows that there are
@@ -121,8 +114,8 @@ struct alignas(16) GemmRecord {
 // Offsets of the parts of shared memory.
 struct GemmShared {
   u32 input, weights, packed, staging, input_scales, full, empty;
-  u32 packed_full, packed_empty, unpacked, handed, returned, stored, records, begin, sources,
-      exchange, table, fp4_table, bytes;
+  u32 packed_full, packed_empty, unpacked, records, begin, sources, exchange, table, fp4_table,
+      bytes;
   u32 input_bytes, weight_bytes, packed_bytes, input_scale_bytes;  // of a stage
 };
 CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemmConfig& c) {
@@ -144,10 +137,7 @@ CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemm
   s.packed_full = s.empty + c.stages * 8;
   s.packed_empty = s.packed_full + packed_stages * 8;
   s.unpacked = s.packed_empty + packed_stages * 8;
-  s.handed = s.unpacked + (apart ? c.stages * 8 : 0);
-  s.returned = s.handed + (gemm_hands_over(c) ? 4 * 8 : 0);
-  s.stored = s.returned + 8;
-  s.records = round_up(s.stored + 8, 16u);
+  s.records = round_up(s.unpacked + (apart ? c.stages * 8 : 0), 16u);
   s.begin = s.records + kGemmRecords * sizeof(GemmRecord);
   s.sources = s.begin + 16;
   s.exchange = s.sources + c.tile_rows * 16;
