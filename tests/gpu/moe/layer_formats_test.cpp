@@ -97,8 +97,8 @@ TEST_F(MoeLayerFormatsGpu, FewTokensNoneAndOddRoutings) {
     }
   }
 }
-// An activation that lies between two e4m3 values and rounds the other way than the reference's moves
-// its product by an eighth, which is more of a sum of 128 than of one of 640.
+// An activation that lies between two e4m3 values and rounds the other way than the reference's
+// moves its product by an eighth, which is more of a sum of 128 than of one of 640.
 TEST_F(MoeLayerFormatsGpu, OneGroupOfK) {
   MoeLayerRig::Bounds bounds = kBounds;
   bounds.magnitude = 1.0 / 128;
