@@ -9,6 +9,7 @@
 
 #include "base/strings.hpp"
 #include "bench/commands.hpp"
+#include "bench/statistics.hpp"
 #include "bench/transfer.hpp"
 #include "cli.hpp"
 #include "commands.hpp"
@@ -113,12 +114,6 @@ struct Ceilings {
   Measurement copy, vm, stream, ping_pong;
 };
 
-void compare(Measurement& m, const Measurement& ceiling) {
-  m.ceiling = ceiling.name;
-  if (ceiling.p50_us > 0) m.ratio = m.p50_us / ceiling.p50_us;
-  if (ceiling.gb_per_s > 0) m.ratio = m.gb_per_s / ceiling.gb_per_s;
-}
-
 Result<Ceilings> measure_ceilings(const TransferBench& options, std::vector<Measurement>& results) {
   const bench::Scratch scratch{options.bytes, options.repeat};
   CROSSDOCK_TRY(copy, bench::measure_memcpy(scratch));
@@ -137,28 +132,43 @@ void compare_pages(const Family& family, std::vector<Measurement>& measured) {
   };
   const auto found = std::ranges::find_if(family.cases, large);
   if (found == family.cases.end()) return;
-  const Measurement blocks = measured[static_cast<std::size_t>(found - family.cases.begin())];
-  for (std::size_t i = 0; i < family.cases.size(); ++i)
-    if (family.cases[i].scattered)
-      measured.push_back({.name = fmt::format("{} against 1 MiB blocks", measured[i].name),
-                          .value = measured[i].gb_per_s / blocks.gb_per_s,
-                          .unit = "x"});
+  const std::vector<double> blocks =
+      measured[static_cast<std::size_t>(found - family.cases.begin())].rates;
+  for (std::size_t i = 0; i < family.cases.size(); ++i) {
+    if (!family.cases[i].scattered) continue;
+    std::vector<double> shares;
+    for (std::size_t round = 0; round < blocks.size(); ++round)
+      shares.push_back(measured[i].rates[round] / blocks[round]);
+    measured.push_back({.name = fmt::format("{} against 1 MiB blocks", measured[i].name),
+                        .value = median(shares),
+                        .unit = "x"});
+  }
 }
 
 Result<> measure_family(const TransferBench& options, const Family& family,
                         const Ceilings& ceilings, std::vector<Measurement>& results) {
   const Case first{.transport = family.transport, .engine_memory = family.engine_memory};
   CROSSDOCK_TRY(rig, Rig::create(first, options.bytes, options.peer));
-  CROSSDOCK_TRY(measured, rig.throughput(family.cases, options.repeat));
+  const bench::Scratch once{options.bytes, 1};
+  const auto ceiling = [&]() -> Result<Measurement> {
+    if (family.transport == "tcp") return bench::measure_socket_stream(once);
+    return family.engine_memory ? bench::measure_memcpy(once)
+                                : bench::measure_vm_writev(once, 1 << 20);
+  };
+  CROSSDOCK_TRY(measured, rig.throughput(family.cases, options.repeat, ceiling));
   for (auto& m : measured)
-    compare(m, family.transport == "tcp" ? ceilings.stream
-               : family.engine_memory    ? ceilings.copy
-                                         : ceilings.vm);
+    m.ceiling = (family.transport == "tcp" ? ceilings.stream
+                 : family.engine_memory    ? ceilings.copy
+                                           : ceilings.vm)
+                    .name;
   if (options.suite) compare_pages(family, measured);
   results.insert(results.end(), measured.begin(), measured.end());
   for (const auto& shape : family.latencies) {
     CROSSDOCK_TRY(m, rig.latency(shape, kOperations));
-    if (family.transport == "tcp") compare(m, ceilings.ping_pong);
+    if (family.transport == "tcp") {
+      m.ceiling = ceilings.ping_pong.name;
+      m.ratio = m.p50_us / ceilings.ping_pong.p50_us;
+    }
     results.push_back(std::move(m));
   }
   return {};

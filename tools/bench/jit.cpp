@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -80,6 +81,20 @@ void add_timings(const char* what, const std::vector<Timing>& timings, double ai
                             .aim = aim});
 }
 
+// The slowest variant of each kernel, by the kernel's name: most are far below the aim.
+void add_kernels(const std::vector<Timing>& compiled, FigureReport& report) {
+  std::map<std::string, double> slowest;
+  for (const Timing& t : compiled) {
+    double& ms = slowest[t.title.substr(0, t.title.find_first_of("{ "))];
+    ms = std::max(ms, t.ms);
+  }
+  for (const auto& [kernel, ms] : slowest)
+    report.figures.push_back({.name = fmt::format("compile {}, slowest variant", kernel),
+                              .value = ms,
+                              .unit = "ms",
+                              .aim = kColdAimMs});
+}
+
 class Bench {
  public:
   Bench(const JitBench& options, std::string folder, const cuda::Driver* driver)
@@ -99,6 +114,7 @@ class Bench {
     report.facts.emplace_back("threads", std::to_string(threads()));
     CROSSDOCK_TRY(compiled, compile_all(*cold));
     add_timings("compile", compiled, kColdAimMs, report);
+    add_kernels(compiled, report);
     CROSSDOCK_TRY(loaded, load_all());
     add_timings(driver_ ? "load from the cache into the driver" : "load from the cache", loaded,
                 kWarmAimMs, report);

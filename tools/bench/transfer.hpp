@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -54,9 +55,10 @@ struct Measurement {
   double p99_us = 0;
   double value = 0;  // anything else, with its unit
   std::string unit = {};
-  std::string refused = {};  // what a peer answered instead
-  std::string ceiling = {};  // name of the measurement it is compared with
-  double ratio = 0;          // to the ceiling
+  std::string refused = {};        // what a peer answered instead
+  std::string ceiling = {};        // name of the measurement it is compared with
+  double ratio = 0;                // to the ceiling
+  std::vector<double> rates = {};  // GB/s of each round
 };
 
 struct Scratch {
@@ -85,10 +87,12 @@ class Rig {
   static Result<Rig> create(const Case& shape, std::uint64_t bytes, const std::string& remote_peer);
   Rig(Rig&&) noexcept;
   ~Rig();
-  // Medians of `repeat` rounds, each of which runs every case once: what else happens on the
-  // machine then meets all of them, and their ratios say more than those of cases run one after the
-  // other.
-  Result<std::vector<Measurement>> throughput(std::span<const Case> cases, std::uint32_t repeat);
+  // Medians of `repeat` rounds, each of which runs every case once, and before them the ceiling, if
+  // there is one: what else happens on the machine then meets all of them. `ratio` is the median of
+  // each round's share of its ceiling.
+  using Ceiling = std::function<Result<Measurement>()>;
+  Result<std::vector<Measurement>> throughput(std::span<const Case> cases, std::uint32_t repeat,
+                                              const Ceiling& ceiling);
   // Synchronous operations of one small block.
   Result<Measurement> latency(const Case& shape, std::uint32_t operations);
   // Slices a second through submit and completion, 64 B of each block.

@@ -137,34 +137,39 @@ Result<Rig> Rig::create(const Case& shape, std::uint64_t bytes, const std::strin
   return Rig(std::move(impl));
 }
 
-Result<std::vector<Measurement>> Rig::throughput(std::span<const Case> cases,
-                                                 std::uint32_t repeat) {
-  struct Runs {
-    std::vector<Request> requests;
-    double bytes = 0;
-    std::vector<double> rates = {}, cpu = {};
-  };
-  std::vector<Runs> runs;
-  for (const Case& shape : cases)
-    runs.push_back({.requests = impl_->requests(shape),
-                    .bytes = static_cast<double>(shape.count * shape.block_bytes)});
+Result<std::vector<Measurement>> Rig::throughput(std::span<const Case> cases, std::uint32_t repeat,
+                                                 const Ceiling& ceiling) {
+  std::vector<std::vector<Request>> requests;
+  std::vector<Measurement> all;
+  for (const Case& shape : cases) {
+    requests.push_back(impl_->requests(shape));
+    all.push_back({.name = shape.name});
+  }
+  std::vector<std::vector<double>> cpu(cases.size()), shares(cases.size());
   // The first round touches every page for the first time, and does not count.
-  for (std::uint32_t round = 0; round <= repeat; ++round)
+  for (std::uint32_t round = 0; round <= repeat; ++round) {
+    double most = 0;
+    if (ceiling && round > 0) {
+      CROSSDOCK_TRY(measured, ceiling());
+      most = measured.gb_per_s;
+    }
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      Runs& run = runs[i];
+      const auto bytes = static_cast<double>(cases[i].count * cases[i].block_bytes);
       const auto cpu_begin = impl_->cpu_ns();
       const auto begin = base::now_ns();
-      CROSSDOCK_CHECK_OK(impl_->move_all(run.requests, cases[i]));
+      CROSSDOCK_CHECK_OK(impl_->move_all(requests[i], cases[i]));
       const auto end = base::now_ns();
       if (round == 0) continue;
-      run.rates.push_back(run.bytes / static_cast<double>(end - begin));
-      run.cpu.push_back(static_cast<double>(impl_->cpu_ns() - cpu_begin) / run.bytes);
+      all[i].rates.push_back(bytes / static_cast<double>(end - begin));
+      cpu[i].push_back(static_cast<double>(impl_->cpu_ns() - cpu_begin) / bytes);
+      if (most > 0) shares[i].push_back(all[i].rates.back() / most);
     }
-  std::vector<Measurement> all;
-  for (std::size_t i = 0; i < cases.size(); ++i)
-    all.push_back({.name = cases[i].name,
-                   .gb_per_s = median(runs[i].rates),
-                   .cpu_s_per_gb = median(runs[i].cpu)});
+  }
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    all[i].gb_per_s = median(all[i].rates);
+    all[i].cpu_s_per_gb = median(cpu[i]);
+    if (!shares[i].empty()) all[i].ratio = median(shares[i]);
+  }
   return all;
 }
 
