@@ -31,6 +31,7 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 from . import _arrays, _native
 from ._ep_handle import Copied, Expanded, ExpertInput, Grouped, Handle, Received
 from ._ranks import RankOwner, local_ranks_of
+from .errors import InvalidArgument
 from .exchange import MeetingPlace
 
 #: A torch tensor, a NumPy array, a CuPy array, or any object with ``__dlpack__``.
@@ -173,6 +174,8 @@ class Group(RankOwner):
                  ranks: Optional[Ranks] = None, backend: str = "gpu",
                  exchange: Optional[_native.Exchange] = None, timeout: float = 60.0,
                  place: Optional[MeetingPlace] = None) -> None:
+        if place is not None and not isinstance(place, MeetingPlace):
+            raise InvalidArgument(f"ep: place = {place!r} must be a crossdock.MeetingPlace")
         world, local = local_ranks_of(world, ranks, backend, exchange, place is not None)
         meets = None if place is None else (place.store, place.name, place.fewest, place.settle)
         self.options = options

@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional, Sequence
 from ._native import Exchange
 from ._native import function_exchange as _function_exchange
 from ._native import store_exchange as _store_exchange
+from .errors import InvalidArgument
 
 __all__ = ["Exchange", "MeetingPlace", "function_exchange", "store_exchange", "torch_exchange"]
 
@@ -34,6 +35,13 @@ class MeetingPlace:
     name: str
     fewest: int = 0
     settle: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, kind, what in (("store", str, "a string, as tcp://host:port"), ("name", str, "a string"),
+                                 ("fewest", int, "a number of ranks"), ("settle", (int, float), "seconds")):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise InvalidArgument(f"MeetingPlace: {name} = {value!r} must be {what}")
 
 
 def store_exchange(url: str, name: str, member: int, members: int, *,

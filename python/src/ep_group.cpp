@@ -122,6 +122,8 @@ void Group::reform(double timeout) {
 
 std::vector<uint32_t> Group::vacant_ranks() {
   const auto box = open();
+  const nb::gil_scoped_release release;
+  const auto locks = box->enter_all();
   const auto ranks = box->group().vacant_ranks();
   return {ranks.begin(), ranks.end()};
 }
@@ -131,6 +133,7 @@ std::vector<uint32_t> Group::waiting_ranks(double timeout) {
   const Deadline deadline = deadline_in(timeout);
   const auto ask = [&] {
     const nb::gil_scoped_release release;
+    const auto locks = box->enter_all();
     return box->group().waiting_ranks(deadline);
   };
   return value_or_raise(ask());

@@ -17,8 +17,9 @@ struct Shared {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<twin::World>> worlds;  // by group
 };
+// Never destroyed: groups may end later than static objects.
 Shared& shared() {
-  static Shared all;
+  static auto& all = *new Shared;
   return all;
 }
 
@@ -40,9 +41,11 @@ class TwinHeap final : public Heap {
   Result<> reserve(u64) override { return {}; }
   Result<> map(u32, const WindowHandle*) override { return {}; }
   Result<> unmap(u32) override { return {}; }
-  // Who had the seat has left a window; else nobody ever had it.
+  // Who had the seat has left a window, or nobody ever had it. What it had launched and nobody
+  // waited for does not run: its words are those of an epoch that is over.
   Result<> vacate(u32 rank) override {
     const std::scoped_lock lock(shared().mutex);
+    world_->drop_launches(static_cast<int>(rank));
     const u8* const window = world_->heap(static_cast<int>(rank));
     return world_->owns(static_cast<int>(rank), window) ? Result<>() : place(rank);
   }

@@ -1,6 +1,6 @@
-// Looking at a word for some microseconds before sleeping on it. A wake-up costs 5 to 25 us on a
-// virtual machine, as much as a small transfer takes; but a thread that looks keeps a CPU from the
-// threads that do the work, so never more of them look than there are CPUs to spare. Thread-safe.
+// Looking at a word for some microseconds before sleeping on it: a wake-up can take as long as a
+// small transfer (docs/design/tcp.md). A thread that looks keeps a CPU from the threads that do the
+// work, so of an engine at most half as many look as there are CPUs. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -25,6 +25,7 @@ class ShortWait {
     const bool placed = places_.fetch_sub(1, std::memory_order_relaxed) > 0;
     if (placed) {
       const Deadline end = earlier(until, Deadline::in(longest));
+      // Pairs with the store of done_ in TransferCore::finish().
       while (word.load(std::memory_order_acquire) == 0 && !end.passed())
         relax();
     }

@@ -147,6 +147,10 @@ void World::reset(int rank) {
   else
     impl_->heaps.discard(offset, (used + kPage - 1) & ~(kPage - 1));
   impl_->space.set_used(rank, 0);
+  drop_launches(rank);
+}
+
+void World::drop_launches(int rank) {
   std::erase_if(impl_->streams, [&](const Stream& stream) { return stream.rank == rank; });
 }
 

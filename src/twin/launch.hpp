@@ -43,9 +43,11 @@ class World {
   [[nodiscard]] bool owns(int rank, const void* address) const;
   // Zeroed memory of a rank. `alignment`: a power of two.
   Result<void*> allocate(int rank, std::size_t bytes, std::size_t alignment = 256);
-  // Gives back all allocations and forgets all launches; those of one rank.
+  // Gives back all allocations and forgets all launches; those of one rank; launches of one rank
+  // alone.
   void reset();
   void reset(int rank);
+  void drop_launches(int rank);
 
   // Memory from elsewhere (a memfd mapping, pinned host memory) as memory of `rank`. It must stay
   // mapped until detached, at one address in this process.

@@ -12,7 +12,7 @@ ARGUMENTS = ["--backend", "twin", "--tokens", "1", "--hidden", "512", "--experts
 def bench(*more, **environment):
     return subprocess.run([sys.executable, "-m", "crossdock.bench", "ep", *ARGUMENTS, *more],
                           env={**os.environ, **environment}, capture_output=True, text=True,
-                          check=False)
+                          check=False, timeout=250)
 
 
 def test_calls_are_timed_and_told(tmp_path):

@@ -39,7 +39,7 @@ def together(*steps):
 
 class Members:
     def __init__(self, name):
-        self.place = crossdock.MeetingPlace("inproc://py-ep-elastic", name, fewest=2, settle=0.3)
+        self.place = crossdock.MeetingPlace("inproc://py-ep-elastic", name, fewest=2, settle=2.0)
         self.groups = dict(enumerate(together(*(self.join(r) for r in range(CASE.world)))))
 
     def join(self, rank, case=CASE):
@@ -57,7 +57,9 @@ class Members:
         got = []
         joining = threading.Thread(target=lambda: got.extend(together(newcomer)))
         joining.start()
+        end = time.monotonic() + TIMEOUT
         while self.groups[0].waiting_ranks() != [2]:
+            assert time.monotonic() < end, f"nobody came for the seat: {got}"
             time.sleep(0.001)
         done = together(*steps)
         joining.join()
@@ -148,6 +150,12 @@ def test_what_cannot_be_is_refused():
     with raises(crossdock.InvalidArgument, "fewest = 4 ranks of a world of 3"):
         ep.Group(CASE.options(), world=3, ranks=[(0, -1)], backend="twin",
                  place=dataclasses.replace(place, fewest=4))
+    with raises(crossdock.InvalidArgument, "MeetingPlace: store = None must be a string"):
+        dataclasses.replace(place, store=None)
+    with raises(crossdock.InvalidArgument, "MeetingPlace: settle = '5' must be seconds"):
+        dataclasses.replace(place, settle="5")
+    with raises(crossdock.InvalidArgument, "place = ('a', 'b') must be a crossdock.MeetingPlace"):
+        ep.Group(CASE.options(), world=3, ranks=[(0, -1)], backend="twin", place=("a", "b"))
     with CASE.group() as group:
         assert (group.vacant_ranks, group.waiting_ranks()) == ([], [])
         with raises(crossdock.InvalidArgument, "not elastic"):

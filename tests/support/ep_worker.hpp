@@ -5,9 +5,9 @@
 //   create            make the group                                    ok | error <text>
 //   round <seed>      dispatch, experts and combine, everything compared
 //   step <seed>       the same without the ranks that are masked or vacant
-//   steps <ms>        steps until one without a rank is right: "good <ns of the steady clock>
-//   masked
-//                     <bits> whole <right ones before it> torn <wrong ones>"
+//   steps <ms>        steps until one without a rank is right:
+//                     "good <ns of the steady clock> masked <bits> whole <right ones before it>
+//                     torn <wrong ones>"
 //   dispatch <seed>   dispatch alone, waited for
 //   loop <n>          n dispatches in a row, then wait
 //   device            copies to the GPU and back: whether the context is whole

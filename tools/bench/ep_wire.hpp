@@ -1,7 +1,7 @@
 // What the link gives in the run of `crossdock bench ep` itself: rows of 7168 bytes to or from
 // random peers by plain bulk copies, all ranks at once, as `crossdock bench symm` has them. One
-// rank alone
-// copies within its own memory. SPDX-License-Identifier: Apache-2.0
+// rank alone copies within its own memory.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

@@ -92,6 +92,9 @@ Result<> measure_products(ChainTimer& timer, const ChainCase& c, const ChainTime
                                                             : moe::LayerStage::kSecond)];
     const std::string name = c.name() + (first ? "_first" : "_second");
     figures.push_back({.name = name + "_rate", .value = operations / us / 1e6, .unit = "TFLOP/s"});
+    // The cycles are of the first rank, whose share of the rows is the average only where routing
+    // is even.
+    if (c.ranks > 1 && c.routing != "even") continue;
     figures.push_back({.name = name + "_util",
                        .value = 100 * operations / (peak * (first ? cycles.first : cycles.second)),
                        .unit = "%"});

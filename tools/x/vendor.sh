@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # vendor: fill .deps/ with the third-party headers and libraries, for a machine without a registry
 # Downloads the same Debian packages that `./x setup` installs and unpacks them below .deps/usr, and
-# nanobind's sources from PyPI into .deps/nanobind. Git ignores .deps, which has at most 20 MB or the command fails. Needs
-# apt-get, dpkg and Python with pip here, nothing on the other machine.
+# nanobind's sources from PyPI into .deps/nanobind. Git ignores .deps, which has at most 20 MB or the command
+# fails. Needs apt-get, dpkg and Python with pip here, nothing on the other machine.
 # SPDX-License-Identifier: Apache-2.0
 
 readonly VENDORED=(libfmt-dev libfmt9 libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev

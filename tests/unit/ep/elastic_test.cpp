@@ -39,7 +39,7 @@ class EpElastic : public ::testing::TestWithParam<PathOf> {
         .store = "inproc://ep-elastic",
         .name = std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()),
         .fewest = 2,
-        .settle = 300ms};
+        .settle = settle_};
     options.ep.masks = options.ep.mask_late = masks_;
     return options;
   }
@@ -113,8 +113,10 @@ class EpElastic : public ::testing::TestWithParam<PathOf> {
     Result<> joined;
     std::thread thread([&] { joined = newcomer(); });
     const ep::Group& group = members_[0]->group();
-    while (group.waiting_ranks(ep_soon()).value() != std::vector<u32>{2})
+    const Deadline end = ep_soon();
+    while (group.waiting_ranks(ep_soon()).value() != std::vector<u32>{2} && !end.passed())
       std::this_thread::sleep_for(1ms);
+    EXPECT_FALSE(end.passed()) << "nobody came for the seat";
     auto done = together({again(0), again(1)});
     thread.join();
     done.push_back(joined);
@@ -123,6 +125,9 @@ class EpElastic : public ::testing::TestWithParam<PathOf> {
 
   EpCase case_;
   bool masks_ = true;
+  // Long where all seats are taken, which ends it; where one stays vacant somebody waits for as
+  // long.
+  std::chrono::milliseconds settle_ = 2000ms;
   std::vector<std::optional<EpGroupRig>> members_;
   u32 seed_ = 0;
 };
@@ -161,6 +166,21 @@ TEST_P(EpElastic, TheFirstStepWithoutARankIsRight) {
   ASSERT_NO_FATAL_FAILURE(rounds(2));
   EXPECT_EQ(members_[0]->group().masked(0, ep_soon()).value(), 4u);
   EXPECT_EQ(members_[1]->group().masked(1, ep_soon()).value(), 4u);
+}
+// A process that dies takes its launches with it.
+TEST_P(EpElastic, WhatARankHadLaunchedBeforeItLeftDoesNotRun) {
+  ASSERT_NO_FATAL_FAILURE(begin());
+  {
+    EpGroupRig& rig = *members_[2];
+    rig.load(EpInputs(case_, 1));
+    ASSERT_TRUE(rig.group().dispatch(2, rig.tokens(2), {.path = GetParam().path}).ok());
+  }
+  leave(2);
+  ASSERT_NO_FATAL_FAILURE(expect_all({again(0), again(1)}));
+  ASSERT_NO_FATAL_FAILURE(rounds(2));
+  for (const auto& done : let_in(join(2)))
+    ASSERT_TRUE(done.ok()) << done.error().describe();
+  ASSERT_NO_FATAL_FAILURE(rounds(kNoPeer));
 }
 TEST_P(EpElastic, ANewcomerWithOtherSizesIsRefusedByNameAndTheOthersGoOn) {
   ASSERT_NO_FATAL_FAILURE(begin());

@@ -1,3 +1,4 @@
+// When a short wait ends, and when there is none.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/short_wait.hpp"
 
