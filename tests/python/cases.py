@@ -1,7 +1,8 @@
 """Cases of expert parallelism for the tests here: tokens of all ranks from a seed, and the comparison of
-a whole round with the reference of crossdock.testing."""
+a whole round with the reference of crossdock.testing; and members of a group on threads."""
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import threading
 
 import numpy as np
 
@@ -133,3 +134,21 @@ def raises(error: type, *texts: str):
 
     assert issubclass(error, crossdock.Error)
     return expecting()
+
+
+def in_threads(members, body):
+    """Runs body(member) on a thread for each member; returns what they gave or raised, by member."""
+    results = [None] * members
+
+    def run(member):
+        try:
+            results[member] = body(member)
+        except Exception as e:  # what it was is for the test to say
+            results[member] = e
+
+    threads = [threading.Thread(target=run, args=(m,)) for m in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results

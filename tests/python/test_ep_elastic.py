@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import crossdock
-from cases import TIMEOUT, Case, bf16_rows, raises, tokens_of
+from cases import TIMEOUT, Case, bf16_rows, in_threads, raises, tokens_of
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
 
@@ -21,20 +21,7 @@ def options_of(case):
 
 def together(*steps):
     """Each on a thread, as processes would; what they gave or raised."""
-    results = [None] * len(steps)
-
-    def run(i):
-        try:
-            results[i] = steps[i]()
-        except Exception as e:  # what it was is for the test to say
-            results[i] = e
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(steps))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return in_threads(len(steps), lambda i: steps[i]())
 
 
 class Members:

@@ -8,26 +8,8 @@ import threading
 import pytest
 
 import crossdock
-from cases import Case, raises
+from cases import Case, in_threads, raises
 from crossdock import ep
-
-
-def in_threads(members, body):
-    """Runs body(member) on a thread for each member; returns what they gave or raised, by member."""
-    results = [None] * members
-
-    def run(member):
-        try:
-            results[member] = body(member)
-        except Exception as e:  # what it was is for the test to say
-            results[member] = e
-
-    threads = [threading.Thread(target=run, args=(m,)) for m in range(members)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 class Meeting:

@@ -170,7 +170,7 @@ class Worker {
       const auto now = std::chrono::steady_clock::now().time_since_epoch();
       CROSSDOCK_TRY(masked, rig_->group().masked(o_.rank, ep_soon()));
       bad += torn ? 1 : 0;
-      whole += !torn && masked == 0 ? 1 : 0;
+      if (!torn && masked == 0 && whole++ == 0) base::say_parent("whole");
       if (torn || masked == 0) continue;
       return "good " + std::to_string(std::chrono::nanoseconds(now).count()) + " masked " +
              std::to_string(masked) + " whole " + std::to_string(whole) + " torn " +

@@ -5,7 +5,8 @@
 //   create            make the group                                    ok | error <text>
 //   round <seed>      dispatch, experts and combine, everything compared
 //   step <seed>       the same without the ranks that are masked or vacant
-//   steps <ms>        steps until one without a rank is right:
+//   steps <ms>        says "whole" after the first step that is right with all ranks, then makes
+//                     steps until one without a rank is right:
 //                     "good <ns of the steady clock> masked <bits> whole <right ones before it>
 //                     torn <wrong ones>"
 //   dispatch <seed>   dispatch alone, waited for

@@ -167,21 +167,6 @@ TEST_P(EpElastic, TheFirstStepWithoutARankIsRight) {
   EXPECT_EQ(members_[0]->group().masked(0, ep_soon()).value(), 4u);
   EXPECT_EQ(members_[1]->group().masked(1, ep_soon()).value(), 4u);
 }
-// A process that dies takes its launches with it.
-TEST_P(EpElastic, WhatARankHadLaunchedBeforeItLeftDoesNotRun) {
-  ASSERT_NO_FATAL_FAILURE(begin());
-  {
-    EpGroupRig& rig = *members_[2];
-    rig.load(EpInputs(case_, 1));
-    ASSERT_TRUE(rig.group().dispatch(2, rig.tokens(2), {.path = GetParam().path}).ok());
-  }
-  leave(2);
-  ASSERT_NO_FATAL_FAILURE(expect_all({again(0), again(1)}));
-  ASSERT_NO_FATAL_FAILURE(rounds(2));
-  for (const auto& done : let_in(join(2)))
-    ASSERT_TRUE(done.ok()) << done.error().describe();
-  ASSERT_NO_FATAL_FAILURE(rounds(kNoPeer));
-}
 TEST_P(EpElastic, ANewcomerWithOtherSizesIsRefusedByNameAndTheOthersGoOn) {
   ASSERT_NO_FATAL_FAILURE(begin());
   leave(2);

@@ -1,12 +1,16 @@
 // A group whose ranks all live in this process, on the CPU: its windows are memory of the twin, and
 // kernels run on it as they are. Wrong options, faults, reset, lifetimes.
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <gmock/gmock.h>
+#include <memory>
 
 #include <crossdock/kernel/barrier.cuh>
 
 #include "support/symm_members.hpp"
 #include "symm/group.hpp"
+#include "symm/heap.hpp"
+#include "twin/launch.hpp"
 
 namespace crossdock::symm {
 namespace {
@@ -206,6 +210,21 @@ TEST(TwinGroup, ThousandCyclesLeaveNothing) {
     ASSERT_TRUE(make(4, setup, Addressing::kTable)->check().ok());
   }
   crossdock::testing::expect_no_growth(before, crossdock::testing::process_use());
+}
+// A process that dies takes its launches with it.
+TEST(TwinHeap, WhatARankHadLaunchedGoesWithItsSeat) {
+  const std::shared_ptr<twin::World> world = twin::World::create({.ranks = 2}).value();
+  const auto heap = make_twin_heap(world, 4096);
+  std::atomic<int> threads[2] = {};
+  for (const u32 rank : {0u, 1u}) {
+    ASSERT_TRUE(heap->allocate(rank).ok());
+    ASSERT_TRUE(
+        world->launch_body({.rank = static_cast<int>(rank)}, [&, rank] { ++threads[rank]; }).ok());
+  }
+  ASSERT_TRUE(heap->vacate(1).ok());
+  ASSERT_TRUE(world->run({}).ok());
+  EXPECT_GT(threads[0].load(), 0);
+  EXPECT_EQ(threads[1].load(), 0);
 }
 
 }  // namespace
