@@ -42,9 +42,28 @@ const GemmCore::Variant* GemmCore::find(const device::GroupedGemmConfig& config)
                                   [&](const Variant& v) { return same(v.config, config); });
   return found == variants_.end() ? nullptr : &*found;
 }
+// Or one that differs in what it is best for, not in what it does: prepare() was called with
+// another K.
+const GemmCore::Variant* GemmCore::find_any(const device::GroupedGemmConfig& config) const {
+  if (const Variant* exact = find(config)) return exact;
+  const auto found = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& v) {
+    auto other = config;
+    other.hand_over = v.config.hand_over;
+    return same(v.config, other);
+  });
+  return found == variants_.end() ? nullptr : &*found;
+}
+
+Result<device::GroupedGemmConfig> GemmCore::choose(const GemmCall& call) const {
+  CROSSDOCK_TRY(config, choose_gemm(call));
+  if (hand_over_ && config.tile_rows == 128 && config.fp8 && !config.fp4)
+    config.hand_over = *hand_over_;
+  if (products_ && config.tile_rows == 32 && config.fp4) config.products = *products_;
+  return config;
+}
 
 Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
-  CROSSDOCK_TRY(config, choose_gemm(like));
+  CROSSDOCK_TRY(config, choose(like));
   if (find(config) != nullptr) return {};
   CROSSDOCK_TRY(ref, gemm_kernel(config));
   const symm::BlockShape block{.threads = device::gemm_threads(config),
@@ -79,8 +98,8 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks
     return invalid_argument(
         fmt::format("moe: rank {} is not one of the {} ranks of this process", r, ranks.size()));
   CROSSDOCK_CHECK_OK(check_gemm(call));
-  CROSSDOCK_TRY(config, choose_gemm(call));
-  const Variant* variant = find(config);
+  CROSSDOCK_TRY(config, choose(call));
+  const Variant* variant = find_any(config);
   if (variant == nullptr)
     return invalid_argument(fmt::format(
         "moe: the kernel for tiles of {} rows of {}{} has not been prepared: call "
@@ -89,7 +108,7 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks
   if (call.input.count == 0) return {};  // there can be no valid row
   const symm::Rank& rank = group().rank(r);
   CROSSDOCK_CHECK_OK(check_pointers(rank, call));
-  CROSSDOCK_TRY(params, gemm_params(rank, call, config, settings_.wait));
+  CROSSDOCK_TRY(params, gemm_params(rank, call, variant->config, settings_.wait));
   params.cycles = cycles_;
   if (blocks == 0) blocks = settings_.sms != 0 ? settings_.sms : launcher_->num_sms(rank);
   symm::LaunchShape shape{.grid = blocks};

@@ -43,6 +43,10 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   // Memory of [multiprocessors] u64 of every rank that runs: cycles of each block; null: not
   // wanted.
   void count_cycles(u64* cycles) { cycles_ = cycles; }
+  // GroupedGemmConfig::hand_over of what is prepared and run from here on, where tiles of 128 rows
+  // of e4m3 are taken; nullopt: the library's choice. For benches and tests.
+  void hand_over(std::optional<u32> how) { hand_over_ = how; }
+  void products(std::optional<u32> how) { products_ = how; }  // of tiles of 32 rows with e2m1
 
   [[nodiscard]] symm::Group& group() const { return launcher_->group(); }
   [[nodiscard]] symm::Launcher& launcher() { return *launcher_; }
@@ -54,7 +58,9 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   };
   explicit GemmCore(const Settings& settings) : settings_(settings) {}
   static Result<> check_pointers(const symm::Rank& rank, const GemmCall& call);
+  [[nodiscard]] Result<device::GroupedGemmConfig> choose(const GemmCall& call) const;
   [[nodiscard]] const Variant* find(const device::GroupedGemmConfig& config) const;
+  [[nodiscard]] const Variant* find_any(const device::GroupedGemmConfig& config) const;
 
   Settings settings_;
   std::unique_ptr<jit::Jit> jit_;  // the group's, when it is the core's own
@@ -64,6 +70,7 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   std::vector<Variant> variants_;
   std::optional<symm::Prepared<device::PrepareWeightsParams>> weight_kernel_;
   u64* cycles_ = nullptr;
+  std::optional<u32> hand_over_, products_;
 };
 
 // What is wrong with a call; see gemm_check.cpp.

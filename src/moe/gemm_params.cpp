@@ -31,6 +31,12 @@ Result<device::TensorMap> matrix_map(const symm::Rank& rank, bool fp8, const voi
   return encode(rank, options);
 }
 
+// Rows of the output in boxes of 64 by 128 bytes.
+Result<device::TensorMap> output_map(const symm::Rank& rank, const GemmOutput& output, u64 rows,
+                                     u64 columns, u64 stride) {
+  return matrix_map(rank, output.format == Format::kE4m3, output.rows, rows, columns, stride, 64);
+}
+
 Result<device::TensorMap> scale_map(const symm::Rank& rank, const GemmInput& input, u64 groups,
                                     u64 columns, u32 box_rows) {
   TensorMapOptions options;
@@ -96,6 +102,13 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
       .row_stride = static_cast<u32>(call.output.row_stride == 0 ? dense : call.output.row_stride),
       .scales = static_cast<float*>(call.output.scales),
       .scale_columns = call.output.scale_columns == 0 ? places : call.output.scale_columns};
+  p.hands_over = config.hand_over != 0 && !gather && !call.bias &&
+                 device::gemm_long_enough(config, p.shape.k_stages);
+  p.skipped = p.hands_over && device::gemm_skips(config) ? config.stages - 1 : ~0u;
+  if (p.hands_over) {
+    CROSSDOCK_TRY(output, output_map(rank, call.output, places, result, p.output.row_stride));
+    p.output_map = output;
+  }
   const Swiglu swiglu = call.swiglu.value_or(Swiglu{});
   p.swiglu = {.row_weights = swiglu.row_weights, .clamp = swiglu.clamp, .fast = swiglu.fast};
   const Bias bias = call.bias.value_or(Bias{});

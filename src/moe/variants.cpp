@@ -14,6 +14,11 @@ using symm::KernelRef;
 
 namespace {
 
+// Sums of so many values and more are worth another warp that stores them (gemm/hand_over.cuh):
+// shorter ones end before the stores have.
+constexpr u32 kLongSum = 4096;
+constexpr u32 kHandOver = 2;
+
 u32 rows_of(GemmTile tile) {
   switch (tile) {
     case GemmTile::k64:
@@ -44,7 +49,8 @@ const char* format_name(Format format) {
 
 bool same(const GroupedGemmConfig& a, const GroupedGemmConfig& b) {
   return a.tile_rows == b.tile_rows && a.stages == b.stages && a.fp8 == b.fp8 &&
-         a.swapped == b.swapped && a.swiglu == b.swiglu && a.ue8m0 == b.ue8m0 && a.fp4 == b.fp4;
+         a.swapped == b.swapped && a.swiglu == b.swiglu && a.ue8m0 == b.ue8m0 && a.fp4 == b.fp4 &&
+         a.hand_over == b.hand_over && a.products == b.products;
 }
 
 std::vector<GroupedGemmConfig> gemm_variants() {
@@ -55,6 +61,8 @@ std::vector<GroupedGemmConfig> gemm_variants() {
     add(e4m3_gemms(ue8m0));
     add(e2m1_gemms(ue8m0));
   }
+  add(e4m3_trials());
+  add(e2m1_trials());
   return all;
 }
 
@@ -63,10 +71,12 @@ Result<GroupedGemmConfig> choose_gemm(const GemmCall& call) {
   const bool chosen = call.tile != GemmTile::kAuto;
   const u32 rows = rows_of(chosen ? call.tile : choose_tile(call.expected_rows));
   const bool ue8m0 = format != Format::kBf16 && call.scale_type == ScaleType::kUe8m0;
+  const u32 hand_over =
+      rows == 128 && format == Format::kE4m3 && call.weights.k >= kLongSum ? kHandOver : 0;
   for (const GroupedGemmConfig& config : gemm_variants())
     if (config.tile_rows == rows && config.fp8 == (format != Format::kBf16) &&
         config.fp4 == (format == Format::kE2m1) && config.ue8m0 == ue8m0 &&
-        config.swiglu == call.swiglu.has_value())
+        config.swiglu == call.swiglu.has_value() && config.hand_over == hand_over)
       return config;
   return make_error(Code::kUnsupported,
                     fmt::format("moe: no kernel for tiles of {} rows with weights of {}{}", rows,

@@ -5,7 +5,8 @@
 namespace crossdock::moe {
 
 FoundGemm find_e2m1_gemm(const device::GroupedGemmConfig& config) {
-  return find_gemm<[] { return e2m1_gemms(false); }>(config);
+  const auto found = find_gemm<[] { return e2m1_gemms(false); }>(config);
+  return found.twin != nullptr ? found : find_gemm<[] { return e2m1_trials(); }>(config);
 }
 
 }  // namespace crossdock::moe

@@ -29,6 +29,7 @@ constexpr auto e4m3_gemms(bool ue8m0) {
   using C = device::GroupedGemmConfig;
   return with_swiglu(std::array{
       C{.tile_rows = 128, .stages = 4, .fp8 = true, .ue8m0 = ue8m0},
+      C{.tile_rows = 128, .stages = 4, .fp8 = true, .ue8m0 = ue8m0, .hand_over = 2},
       C{.tile_rows = 64, .stages = 5, .fp8 = true, .ue8m0 = ue8m0},
       C{.tile_rows = 32, .stages = 5, .fp8 = true, .swapped = true, .ue8m0 = ue8m0},
       C{.tile_rows = 16, .stages = 5, .fp8 = true, .swapped = true, .ue8m0 = ue8m0},
@@ -58,6 +59,22 @@ constexpr auto e2m1_gemms(bool ue8m0) {
   });
 }
 
+constexpr auto e4m3_trials() {
+  using C = device::GroupedGemmConfig;
+  return std::array{
+      C{.tile_rows = 128, .stages = 4, .fp8 = true, .hand_over = 1},
+      C{.tile_rows = 128, .stages = 4, .fp8 = true, .hand_over = 3},
+  };
+}
+constexpr auto e2m1_trials() {
+  using C = device::GroupedGemmConfig;
+  return std::array{
+      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 1},
+      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 2},
+      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 3},
+  };
+}
+
 // The kernel of a configuration; its `twin` is null where it is not in the list.
 using FoundGemm = symm::KernelRef<device::GroupedGemmParams>;
 FoundGemm find_bf16_gemm(const device::GroupedGemmConfig& config);
@@ -76,7 +93,8 @@ FoundGemm gemm() {
       device::KernelId::kGroupedGemm, "grouped_gemm", "GroupedGemmConfig",
       &device::kernel::grouped_gemm<kConfig>, Member{"tile_rows", &C::tile_rows},
       Member{"stages", &C::stages}, Member{"fp8", &C::fp8}, Member{"swapped", &C::swapped},
-      Member{"swiglu", &C::swiglu}, Member{"ue8m0", &C::ue8m0}, Member{"fp4", &C::fp4});
+      Member{"swiglu", &C::swiglu}, Member{"ue8m0", &C::ue8m0}, Member{"fp4", &C::fp4},
+      Member{"hand_over", &C::hand_over}, Member{"products", &C::products});
 }
 
 // `kList`: a function that gives the list.

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <numeric>
 
 #include "support/gemm_case.hpp"
 
@@ -19,8 +20,9 @@ twin::Schedule weak_schedule(u64 seed) {
   s.weak = s.stale = true;
   return s;
 }
-void rounds(GemmCase c, u32 seeds, u32 sms = 2) {
+void rounds(GemmCase c, u32 seeds, u32 sms = 2, std::optional<u32> hand_over = {}) {
   auto rig = GemmRig::create(symm::Backend::kCpu, sms).value();
+  rig.gemm().core().hand_over(hand_over);
   for (u32 seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     rig.gemm().core().launcher().set_schedule(weak_schedule(seed));
@@ -48,6 +50,61 @@ TEST(GroupedGemm, LongAndShortK) {
 TEST(GroupedGemm, MoreStagesThanAWarpHasLanes) {
   for (const GemmTile tile : {GemmTile::k128, GemmTile::k64, GemmTile::kFew8})
     rounds({.n = 128, .k = 4352, .counts = {3}, .tile = tile}, 1, 1);
+}
+// With eight stages and more, outputs of e4m3 lie in the place of a tile's last stage until another
+// warp has stored them: every stage in turn, whole tiles and such that end within 16 rows. With
+// fewer the math warps store them.
+TEST(GroupedGemm, OutputsInThePlaceOfAStage) {
+  for (const u32 k : {896u, 1024u, 1152u, 1280u, 1408u}) {
+    const GemmCase c{.n = 640, .k = k, .counts = {128, 0, 150, 16, 33}, .alignment = 4};
+    rounds(c, 3, 2, 2);
+    GemmCase swiglu = c;
+    swiglu.n = 512;
+    swiglu.swiglu = moe::Swiglu{.clamp = 7.0f};
+    swiglu.row_weights = true;
+    rounds(swiglu, 2, 2, 2);
+    swiglu.scale_type = ScaleType::kUe8m0;
+    rounds(swiglu, 1, 1, 2);
+  }
+}
+TEST(GroupedGemm, OutputsWhosePlaceTheLoaderWaitsFor) {
+  for (const u32 k : {384u, 512u, 640u, 1152u})
+    for (const u32 how : {1u, 3u})
+      rounds({.n = 640, .k = k, .counts = {128, 0, 150, 16, 33}, .alignment = 4}, 2, 2, how);
+}
+// Where rows are gathered or have a bias the math warps store outputs themselves: the same bits.
+TEST(GroupedGemm, OutputsHaveTheBitsOfThoseOfGatheredRows) {
+  auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
+  rig.gemm().core().hand_over(2);
+  for (const bool swiglu : {false, true}) {
+    const GemmCase c{.n = 512,
+                     .k = 1152,
+                     .counts = {128, 0, 150, 33},
+                     .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt};
+    auto direct = rig.load(c);
+    auto gathered = rig.load(c);
+    const u32 places = gathered.call.input.count;
+    std::vector<std::int32_t> own(places);
+    std::iota(own.begin(), own.end(), 0);
+    const auto list = rig.put(own);
+    gathered.call.groups.rows = list.as<std::int32_t>();
+    gathered.call.groups.places = places;
+    ASSERT_NO_FATAL_FAILURE(rig.run(direct));
+    ASSERT_NO_FATAL_FAILURE(rig.run(gathered));
+    EXPECT_EQ(rig.bytes(direct), rig.bytes(gathered));
+  }
+}
+// Long sums have a kernel of their own, which takes short ones as well, and the other way round.
+TEST(GroupedGemm, KernelsOfOtherSumsDo) {
+  auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
+  auto short_sum = rig.load({.n = 256, .k = 1024, .counts = {130}});
+  auto long_sum = short_sum.call;
+  long_sum.weights.k = 8192;
+  ASSERT_TRUE(rig.gemm().prepare(long_sum, GemmRig::soon()).ok());
+  rig.poison(short_sum);
+  ASSERT_TRUE(rig.gemm().run(0, short_sum.call).ok());
+  ASSERT_TRUE(rig.gemm().synchronize(GemmRig::soon()).ok());
+  rig.check(short_sum);
 }
 TEST(GroupedGemm, ColumnsThatAreNotAWholeTile) {
   rounds({.n = 384, .k = 256, .counts = {17, 3}}, 2);

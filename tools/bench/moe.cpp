@@ -106,6 +106,8 @@ Result<> measure(const MoeBench& options, FigureReport& report) {
   moe::GemmOptions gemm_options;
   gemm_options.ranks.world = 1;
   CROSSDOCK_TRY(gemm, moe::Gemm::create(gemm_options));
+  if (options.hand_over >= 0) gemm.core().hand_over(static_cast<std::uint32_t>(options.hand_over));
+  if (options.products >= 0) gemm.core().products(static_cast<std::uint32_t>(options.products));
   CROSSDOCK_TRY(copy, measure_copy(gemm.core().group().rank(0), deadline));
   report.figures.push_back({.name = "copy", .value = copy / 1e9, .unit = "GB/s"});
   for (const Model& model : kModels) {
@@ -184,6 +186,11 @@ void add_moe(CLI::App& group) {
       ->check(CLI::IsMember({"contiguous", "masked", "gather"}));
   sub->add_option("--tile", options->tile, "instead of the library's choice")
       ->check(CLI::IsMember(tiles));
+  sub->add_option(
+         "--hand-over", options->hand_over,
+         "whether another warp stores outputs of e4m3, instead of the library's choice: 0 to 3")
+      ->check(CLI::Range(0, 3));
+  sub->add_option("--products", options->products, "of e2m1 with 32 rows")->check(CLI::Range(0, 3));
   sub->add_option("--world", options->world, "ranks that share the experts")
       ->check(CLI::Range(1, 1024));
   sub->add_option("--repeat", options->repeat, "launches; the median counts")

@@ -7,6 +7,9 @@
 //                                                       wgmma ... wait for it
 //     wait empty[s]                         empty[s] <- one lane of each warp
 //
+// Outputs that are handed over (hand_over.cuh) take the place of the tile's last stage. It may sit
+// out a turn of the ring; before the loader uses it again it waits until they have been read, too.
+//
 // A record is read after the tile's last stage has been multiplied, when the loader may be
 // `stages` tiles further: kGemmRecords are enough for that.
 // SPDX-License-Identifier: Apache-2.0
@@ -18,7 +21,7 @@
 namespace crossdock::device {
 
 // Where a role is in the ring: stage, and the parity of its turn.
-template <u32 kStages>
+template <u32 kStages, bool kSkips = false>
 struct StageCursor {
   u32 stage = 0;
   u32 parity = 0;
@@ -27,6 +30,31 @@ struct StageCursor {
       stage = 0;
       parity ^= 1;
     }
+  }
+  // The stage before.
+  CROSSDOCK_DEVICE StageCursor last() const {
+    return stage == 0 ? StageCursor{kStages - 1, parity ^ 1} : StageCursor{stage - 1, parity};
+  }
+};
+
+// The same where a stage may sit out a turn, so that each has a parity of its own.
+template <u32 kStages>
+struct StageCursor<kStages, true> {
+  u32 stage = 0;
+  u32 parity = 0;
+  u32 parities = 0;  // a bit of each stage
+  CROSSDOCK_DEVICE void advance() {
+    parities ^= 1u << stage;
+    skip();
+  }
+  CROSSDOCK_DEVICE void skip() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    parity = parities >> stage & 1;
+  }
+  // The stage before, as it was.
+  CROSSDOCK_DEVICE StageCursor last() const {
+    const u32 before = stage == 0 ? kStages - 1 : stage - 1;
+    return {before, (parities >> before & 1) ^ 1, parities};
   }
 };
 
@@ -42,8 +70,16 @@ struct GemmBlock {
   static constexpr u32 kWeightBytes = kShared.weight_bytes;
   static constexpr bool kUnpacksApart = gemm_unpacks_apart(kConfig);
   static constexpr u32 kGatherWarps = kUnpacksApart ? 2 : 3;
+  static constexpr bool kHandsOver = kConfig.hand_over != 0;
+  static constexpr bool kLends = gemm_lends(kConfig);
+  static constexpr bool kSkips = gemm_skips(kConfig);
+  // Of a tile: the stage that would come where that of the tile before, lent to its outputs, sits
+  // out its turn, and the one that is loaded there.
+  static constexpr u32 kLent = kConfig.stages - 1;
+  static constexpr u32 kReturned = kSkips ? 2 * kLent : kLent;
+  static_assert(!kHandsOver || (kConfig.fp8 && !kConfig.fp4 && kConfig.tile_rows == 128));
   static_assert(kConfig.stages + 3 <= kGemmRecords);
-  using Cursor = StageCursor<kConfig.stages>;
+  using Cursor = StageCursor<kConfig.stages, kSkips>;
   using PackedCursor = StageCursor<kGemmPackedStages>;
   using Walk = TileWalk<kConfig.tile_rows>;
 
@@ -91,6 +127,17 @@ struct GemmBlock {
   CROSSDOCK_DEVICE static ptx::MBarrier* packed_empty(u32 stage) {
     return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.packed_empty) + stage;
   }
+  // Of outputs that are handed over: the first or the other pieces of a warpgroup are there; those
+  // in the tile's last stage have been read; all have been read.
+  CROSSDOCK_DEVICE static ptx::MBarrier* handed(u32 group, u32 which) {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.handed) + group * 2 + which;
+  }
+  CROSSDOCK_DEVICE static ptx::MBarrier* returned() {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.returned);
+  }
+  CROSSDOCK_DEVICE static ptx::MBarrier* stored() {
+    return reinterpret_cast<ptx::MBarrier*>(dynamic_shared() + kShared.stored);
+  }
   // Of the warps that gather: the input's rows for those of the tile.
   CROSSDOCK_DEVICE static GemmSource* sources() {
     return reinterpret_cast<GemmSource*>(dynamic_shared() + kShared.sources);
@@ -108,6 +155,7 @@ struct GemmBlock {
     if (p.cycles != nullptr) ptx::st_weak(p.cycles + block_index(), ptx::cycle_clock() - *begin());
   }
   CROSSDOCK_DEVICE bool gathers() const { return p.rows.list != nullptr; }
+  CROSSDOCK_DEVICE bool hands_over() const { return kHandsOver && p.hands_over; }
   // Of one turn of full[s]: arrivals of the loader and of the warps that gather; and bytes of bulk
   // loads.
   CROSSDOCK_DEVICE u32 full_arrivals() const { return 1 + (gathers() ? kGatherWarps : 0); }
@@ -127,6 +175,13 @@ struct GemmBlock {
         ptx::mbarrier_init(full(s), full_arrivals());
         ptx::mbarrier_init(empty(s), kGemmMathWarps);
         if (kUnpacksApart) ptx::mbarrier_init(unpacked(s), kGemmUnpackWarps);
+      }
+      for (u32 i = 0; kHandsOver && i < 4; ++i)
+        ptx::mbarrier_init(handed(0, i), kGemmMathWarps / 2);
+      if (kHandsOver) {
+        ptx::mbarrier_init(returned(), 1);
+        ptx::mbarrier_init(stored(), 1);
+        if (hands_over()) ptx::prefetch_tensor_map(&p.output_map);
       }
       for (u32 s = 0; kUnpacksApart && s < kGemmPackedStages; ++s) {
         ptx::mbarrier_init(packed_full(s), 1);
@@ -164,9 +219,30 @@ struct GemmBlock {
     if constexpr (kUnpacksApart) {
       wait_short(unpacked(at.stage), at.parity CROSSDOCK_PASS_SITE);
     } else {
-      while (!ptx::mbarrier_try_wait(full(at.stage), at.parity CROSSDOCK_PASS_SITE))
-        ptx::spin("stage" CROSSDOCK_PASS_SITE);
+      wait_without_clock(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
     }
+  }
+  CROSSDOCK_DEVICE static void wait_without_clock(ptx::MBarrier* barrier,
+                                                  u32 parity CROSSDOCK_SITE) {
+    while (!ptx::mbarrier_try_wait(barrier, parity CROSSDOCK_PASS_SITE))
+      ptx::spin("stage" CROSSDOCK_PASS_SITE);
+  }
+  // Of outputs, those of the block's tile number `tile`. All of these waits end when math warps go
+  // on, so the loader's deadline is theirs too.
+  CROSSDOCK_DEVICE void wait_returned(u32 tile CROSSDOCK_SITE) const {
+    wait_on(returned(), tile % 2 CROSSDOCK_PASS_SITE);
+  }
+  CROSSDOCK_DEVICE static void wait_finished(const Cursor& last CROSSDOCK_SITE) {
+    wait_without_clock(empty(last.stage), last.parity CROSSDOCK_PASS_SITE);
+  }
+  CROSSDOCK_DEVICE static void wait_stored_before(u32 tile CROSSDOCK_SITE) {
+    wait_without_clock(stored(), tile % 2 ^ 1 CROSSDOCK_PASS_SITE);
+  }
+  // Asleep most of the time, like the loader.
+  CROSSDOCK_DEVICE static void wait_handed(u32 group, u32 which, u32 tile CROSSDOCK_SITE) {
+    while (
+        !ptx::mbarrier_try_wait_for(handed(group, which), tile % 2, kSleepNs CROSSDOCK_PASS_SITE))
+      ptx::spin("outputs" CROSSDOCK_PASS_SITE);
   }
   CROSSDOCK_DEVICE void wait_input(const Cursor& at CROSSDOCK_SITE) const {
     wait_short(full(at.stage), at.parity CROSSDOCK_PASS_SITE);
@@ -179,6 +255,7 @@ struct GemmBlock {
   }
 
  private:
+  static constexpr u32 kSleepNs = 20000;
   // It is soon over in every stage but the last ones, so the clock is not asked at first.
   CROSSDOCK_DEVICE bool wait_long(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
@@ -189,7 +266,6 @@ struct GemmBlock {
   // Asleep most of the time: the loader shares a scheduler with math warps.
   CROSSDOCK_DEVICE void wait_on(ptx::MBarrier* barrier, u32 parity CROSSDOCK_SITE) const {
     constexpr u32 kTurns = CROSSDOCK_ON_GPU ? 32 : 1;
-    constexpr u32 kSleepNs = 20000;
     CROSSDOCK_NO_UNROLL
     for (u32 turn = 0; turn < kTurns; ++turn)
       if (ptx::mbarrier_try_wait_for(barrier, parity, kSleepNs CROSSDOCK_PASS_SITE)) return;

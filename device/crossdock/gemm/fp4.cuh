@@ -14,11 +14,16 @@ namespace crossdock::device {
 
 inline constexpr u32 kFp4Steps = kFp4BlockRows / kFp4Group;
 
-// Eight values of a row: the first four of K, and the four that are 16 further on.
+// Eight values of a row: the first four of K, and the four that are 16 further on. `kProducts`: two
+// of the seven instructions of the integer units go to those that multiply.
+template <bool kProducts = false>
 CROSSDOCK_DEVICE U32x2 fp4_unpack(u32 word, U32x2 codes) {
   const u32 magnitudes = ptx::opaque(word & 0x77777777u);
-  return {ptx::permute_bytes(codes.x, codes.y, magnitudes) | (word & 0x80808080u),
-          ptx::permute_bytes(codes.x, codes.y, magnitudes >> 16) | (word << 4 & 0x80808080u)};
+  return {
+      ptx::permute_bytes(codes.x, codes.y, magnitudes) | (word & 0x80808080u),
+      ptx::permute_bytes(codes.x, codes.y,
+                         kProducts ? ptx::upper_half_by_product(magnitudes) : magnitudes >> 16) |
+          (word << 4 & 0x80808080u)};
 }
 
 struct GemmFp4Words {
@@ -40,8 +45,15 @@ struct GemmFp4Words {
     shifts[0] = v.x;
     shifts[1] = v.y;
   }
+  template <bool kProducts = false>
   CROSSDOCK_DEVICE U32x2 unpack(const u8* table, u32 step, u32 second) const {
-    return fp4_unpack(words[2 * step + second], ptx::ld_shared_table(table, shifts[second], step));
+    if constexpr (kProducts) {
+      return fp4_unpack<true>(words[2 * step + second],
+                              ptx::ld_shared_table_by_product(table, shifts[second], step));
+    } else {
+      return fp4_unpack(words[2 * step + second],
+                        ptx::ld_shared_table(table, shifts[second], step));
+    }
   }
 };
 

@@ -1,10 +1,12 @@
 // The load warpgroup of grouped_gemm: warp 0 brings tiles of weights and input, and the input's
 // scales, by tensor map; warps 1 to 3 bring rows of the input through a list, with their scales.
 // Where weights are unpacked by others, warp 1 brings those (packed.cuh), and rows are left to two.
+// Where no rows are gathered, warp 1 may store outputs (hand_over.cuh).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <crossdock/gemm/block.cuh>
+#include <crossdock/gemm/hand_over.cuh>
 #include <crossdock/gemm/packed.cuh>
 #include <crossdock/gemm/scales.cuh>
 #include <crossdock/ptx/async_copy.cuh>
@@ -28,10 +30,17 @@ struct GemmTileLoader {
     for (u32 tile = 0; tile < tiles; walk.next(), ++tile) {
       const Tile t = constant(walk.tile());
       for (u32 k = 0; k < block.p.shape.k_stages; ++k) {
+        if constexpr (Block::kSkips)
+          if (k == block.p.skipped) at.skip();
         if (!block.wait_empty(at)) return give_up();
+        if constexpr (Block::kLends)
+          if (k == Block::kReturned && block.hands_over() && tile != 0)
+            block.wait_returned(tile - 1);
         if (k == 0) {
           const GemmRecord r{t.row, t.rows, t.column * kGemmColumns, t.expert};
           ptx::st_shared(Block::record(tile), bit_cast<U32x4>(r));
+          if constexpr (Block::kHandsOver || (kConfig.products & 2) != 0)
+            GemmWeightScales<kConfig>::ask(block.p, t.expert, r.column / kGemmScaleGroup);
         }
         load(t, k);
         at.advance();
@@ -197,6 +206,8 @@ struct GemmLoadRole {
       if (lane_index() == 0) GemmPackedLoader<kConfig>{block}.run();
     } else if (block.gathers()) {
       GemmGather<kConfig>(block, warp - kFirstGather).run();
+    } else if constexpr (GemmBlock<kConfig>::kHandsOver) {
+      if (warp == kFirstGather && block.hands_over()) GemmOutputs<kConfig>{block}.run();
     }
   }
 };

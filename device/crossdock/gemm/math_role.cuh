@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/gemm/hand_over.cuh>
 #include <crossdock/gemm/multiply.cuh>
 #include <crossdock/gemm/swapped.cuh>
 #include <crossdock/gemm/swiglu.cuh>
@@ -58,12 +59,12 @@ struct GemmMathRole {
         record = read(tile + 1);
         math.begin(record);
       }
-      store(block, warp, done, math);
+      store(block, warp, tile, done, math);
       math.clear();
       if (more) GemmBiasRow<kConfig>::fetch(block, warp, record);
     }
     math.finish();
-    if (warp == 0 && lane_index() == 0) block.tell_cycles();
+    if (warp == 0 && lane_index() == 0 && !block.hands_over()) block.tell_cycles();
   }
 
  private:
@@ -72,12 +73,16 @@ struct GemmMathRole {
     return {ptx::warp_constant(r.row), ptx::warp_constant(r.rows), ptx::warp_constant(r.column),
             ptx::warp_constant(r.expert)};
   }
-  CROSSDOCK_DEVICE static void store(const GemmBlock<kConfig>& block, u32 warp,
+  CROSSDOCK_DEVICE static void store(const GemmBlock<kConfig>& block, u32 warp, u32 tile,
                                      const GemmRecord& record, const GemmMath<kConfig>& math) {
+    if constexpr (GemmBlock<kConfig>::kLends)
+      if (block.hands_over())
+        return GemmHandOver<kConfig>::run(warp, tile, math.last_stage(),
+                                          [&](u32 i) { return math.pair(i); });
     if constexpr (kConfig.swapped) {
       GemmSwappedStore<kConfig>::run(block, warp, record, math);
     } else if constexpr (kConfig.swiglu) {
-      GemmSwigluStore<kConfig>::run(block, warp, record, [&](u32 i) { return math.pair(i); });
+      GemmSwigluStore<kConfig>::run(block, warp, tile, record, [&](u32 i) { return math.pair(i); });
     } else {
       GemmBf16Store<kConfig>::run(block, warp, record, [&](u32 i) { return math.pair(i); });
     }

@@ -94,6 +94,8 @@ struct GemmPromoted {
     return ptx::bf16x2_from_f32(sum[2 * i], sum[2 * i + 1]);
   }
   CROSSDOCK_DEVICE void finish() { ptx::wgmma_wait<0>(part); }
+  // Of the tile: outputs may take its place.
+  CROSSDOCK_DEVICE typename Block::Cursor last_stage() const { return at.last(); }
 
  private:
   struct Scales {
@@ -124,6 +126,8 @@ struct GemmPromoted {
     }
     take_columns(k + 1);
     at.advance();
+    if constexpr (Block::kSkips)
+      if (k + 1 == block.p.skipped) at.skip();
     if (more) wait_stage(next);
     ptx::wgmma_wait<0>(part);
     if (weight_scales.turns == 0) ptx::mbarrier_arrive(Block::empty(stage));  // in lane 0

@@ -71,6 +71,21 @@ struct GemmWeightScales {
   // registers: else values that all lanes share would be moved to the warp's own.
   u32 turns = ptx::forgotten(lane_index() * kWarpSize);
 
+  // By the loader, ahead of begin(): those of the first page of the tile at `column`, in units of
+  // scale groups, are on their way to the L2 cache. They come from further away when all
+  // multiprocessors read new weights, and a tile cannot begin without them.
+  CROSSDOCK_DEVICE static void ask(const GroupedGemmParams& p, u32 expert, u32 column) {
+    const u32 groups = p.shape.columns / kGemmScaleGroup;
+    const u32 last = min_of(p.shape.scale_groups, kWarpSize) - 1;
+    const Stored* of = static_cast<const Stored*>(p.weight_scales) +
+                       (u64{expert} * groups + column) * p.shape.scale_groups;
+    CROSSDOCK_UNROLL
+    for (u32 i = 0; i < 2; ++i) {
+      if (column + i >= groups) return;
+      ptx::prefetch_l2(of + i * p.shape.scale_groups);
+      ptx::prefetch_l2(of + i * p.shape.scale_groups + last);
+    }
+  }
   // A new tile. `half`: which 128 of its columns, where they are all that is needed.
   CROSSDOCK_DEVICE void begin(const GroupedGemmParams& p, const GemmRecord& r, u32 half = 0) {
     const u32 groups = p.shape.columns / kGemmScaleGroup;

@@ -9,6 +9,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/gemm/hand_over.cuh>
 #include <crossdock/gemm/scales.cuh>
 #include <crossdock/gemm/store.cuh>
 #include <crossdock/ptx/number.cuh>
@@ -61,7 +62,7 @@ struct GemmSwigluStore {
   static constexpr u32 kValues = kGroups * 4;
 
   template <class Pairs>
-  CROSSDOCK_DEVICE static void run(const Block& block, u32 warp, const GemmRecord& r,
+  CROSSDOCK_DEVICE static void run(const Block& block, u32 warp, u32 tile, const GemmRecord& r,
                                    const Pairs& pair) {
     float values[kValues];  // [group]{upper row, lower row}{2 columns}
     const u32 upper = Part(warp).row + lane_index() / 4;
@@ -72,7 +73,7 @@ struct GemmSwigluStore {
       activate<false>(values, pair, block.p.swiglu.clamp, weights);
     }
     if constexpr (kConfig.fp8) {
-      quantise(block, warp, r, values);
+      quantise(block, warp, tile, r, values);
     } else {
       round(block, warp, r, values);
     }
@@ -128,7 +129,7 @@ struct GemmSwigluStore {
     }
   }
 
-  CROSSDOCK_DEVICE static void quantise(const Block& block, u32 warp, const GemmRecord& r,
+  CROSSDOCK_DEVICE static void quantise(const Block& block, u32 warp, u32 tile, const GemmRecord& r,
                                         const float (&values)[kValues]) {
     float peaks[2] = {0, 0};
     CROSSDOCK_UNROLL
@@ -141,12 +142,14 @@ struct GemmSwigluStore {
     }
     if constexpr (!Part::kWide) exchange(warp, peaks);
     const Part part(warp);
-    if (part.row >= r.rows) return;
+    const bool hands_over = block.hands_over();  // rows that there are not as well
+    if (!hands_over && part.row >= r.rows) return;
     const E4m3Scale scales[2] = {E4m3Scale::of(peaks[0], kConfig.ue8m0),
                                  E4m3Scale::of(peaks[1], kConfig.ue8m0)};
     store_scales(block, r, part, scales);
     const u32 lane = ptx::forgotten(lane_index());
     const GemmStaging staging{Block::staging(warp)};
+    if (hands_over) Block::wait_stored_before(tile);
     ptx::sync_warp(kFullMask);
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kGroups; ++i) {
@@ -158,6 +161,7 @@ struct GemmSwigluStore {
             ptx::e4m3x2_from_f32(v[0] * scales[row].inverse, v[1] * scales[row].inverse));
       }
     }
+    if (hands_over) return GemmHandOver<kConfig>::tell(warp, 0);
     ptx::sync_warp(kFullMask);
     store_rows(block, r, part, staging, lane);
   }

@@ -91,7 +91,8 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kPieces * kFp4Steps * 2; ++i) {
       const u32 piece = i / 2 / kFp4Steps, step = i / 2 % kFp4Steps, second = i % 2;
-      const U32x2 v = words[piece].unpack(Block::fp4_table(), step, second);
+      const U32x2 v = words[piece].template unpack < (kConfig.products & 1) !=
+                      0 > (Block::fp4_table(), step, second);
       fragments[kSet][piece][step][second] = v.x;
       fragments[kSet][piece][step][second + 2] = v.y;
     }

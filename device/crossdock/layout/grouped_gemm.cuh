@@ -36,11 +36,30 @@ struct GroupedGemmConfig {
   bool swiglu = false;   // columns are gate and up; else they are stored as bf16
   bool ue8m0 = false;    // scales are powers of two in a byte; else f32
   bool fp4 = false;      // weights in e2m1; the input in e4m3
+  // Tiles of 128 rows of e4m3 whose outputs another warp stores: see gemm/hand_over.cuh. 0: not;
+  // 1: the loader waits for their place; 2: the place sits out a turn; 3: and they leave L2 first
+  u32 hand_over = 0;
+  // Weights in e2m1, few rows, bits: 1: two instructions of each word go to the units that
+  // multiply; 2: the loader asks for a tile's scales with its first stage
+  u32 products = 0;
 };
 
 // Tiles of many rows of fp4: a warpgroup makes e4m3 of the weights, for the math warps.
 CROSSDOCK_HOST_DEVICE constexpr bool gemm_unpacks_apart(const GroupedGemmConfig& c) {
   return c.fp4 && !c.swapped;
+}
+
+// Whether outputs lie in the place of a tile's last stage until they are stored; what SwiGLU makes
+// of a tile has room elsewhere. And whether that stage sits out a turn.
+CROSSDOCK_HOST_DEVICE constexpr bool gemm_lends(const GroupedGemmConfig& c) {
+  return c.hand_over != 0 && !c.swiglu;
+}
+CROSSDOCK_HOST_DEVICE constexpr bool gemm_skips(const GroupedGemmConfig& c) {
+  return gemm_lends(c) && c.hand_over >= 2;
+}
+// The stages of a tile that hands over: the ring must have come round before a place is lent again.
+CROSSDOCK_HOST_DEVICE constexpr bool gemm_long_enough(const GroupedGemmConfig& c, u32 k_stages) {
+  return k_stages >= (gemm_skips(c) ? 2 * c.stages : c.stages);
 }
 
 CROSSDOCK_HOST_DEVICE constexpr u32 gemm_threads(const GroupedGemmConfig& c) {
@@ -101,6 +120,11 @@ struct GroupedGemmParams {
   GemmSwiglu swiglu;
   GemmBias bias;
   u64* cycles;  // [blocks]: how long each was at it; null: not wanted
+  // Of configurations with `hand_over`: whether this call does, which has neither a list nor a bias
+  // and is gemm_long_enough(); then box 64 x 128 bytes, swizzle 128.
+  bool hands_over;
+  u32 skipped;  // the lent stage sits out its turn before a tile's stage of this number; ~0: none
+  TensorMap output_map;
 };
 
 // What the loader tells the math warps of a tile.
@@ -114,8 +138,8 @@ struct alignas(16) GemmRecord {
 // Offsets of the parts of shared memory.
 struct GemmShared {
   u32 input, weights, packed, staging, input_scales, full, empty;
-  u32 packed_full, packed_empty, unpacked, records, begin, sources, exchange, table, fp4_table,
-      bytes;
+  u32 packed_full, packed_empty, unpacked, handed, returned, stored, records, begin, sources,
+      exchange, table, fp4_table, bytes;
   u32 input_bytes, weight_bytes, packed_bytes, input_scale_bytes;  // of a stage
 };
 CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemmConfig& c) {
@@ -137,7 +161,10 @@ CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemm
   s.packed_full = s.empty + c.stages * 8;
   s.packed_empty = s.packed_full + packed_stages * 8;
   s.unpacked = s.packed_empty + packed_stages * 8;
-  s.records = round_up(s.unpacked + (apart ? c.stages * 8 : 0), 16u);
+  s.handed = s.unpacked + (apart ? c.stages * 8 : 0);
+  s.returned = s.handed + (c.hand_over != 0 ? 4 * 8 : 0);
+  s.stored = s.returned + (c.hand_over != 0 ? 8 : 0);
+  s.records = round_up(s.stored + (c.hand_over != 0 ? 8 : 0), 16u);
   s.begin = s.records + kGemmRecords * sizeof(GemmRecord);
   s.sources = s.begin + 16;
   s.exchange = s.sources + c.tile_rows * 16;

@@ -38,6 +38,23 @@ CROSSDOCK_DEVICE U32x2 ld_shared_table(const u8* table, u32 offsets, u32 which) 
   asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
+// The same without the integer units, which unpacking fills: the byte is added to the address as a
+// product of bytes.
+CROSSDOCK_DEVICE U32x2 ld_shared_table_by_product(const u8* table, u32 offsets, u32 which) {
+  u32 address;
+  U32x2 v;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;"
+      : "=r"(address)
+      : "r"(offsets), "r"(1u << (8 * which)), "r"(shared_address(table)));
+  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+// The upper half of a word, by the same units.
+CROSSDOCK_DEVICE u32 upper_half_by_product(u32 word) {
+  u32 half;
+  asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(half) : "r"(word), "r"(0x100u), "r"(0u));
+  return half;
+}
 #else
 struct SharedPlace {
   u8* address;
@@ -57,6 +74,13 @@ CROSSDOCK_DEVICE void st_shared(SharedPlace at, u32 distance, u32 v CROSSDOCK_SI
 CROSSDOCK_DEVICE U32x2 ld_shared_table(const u8* table, u32 offsets, u32 which CROSSDOCK_SITE) {
   const u8* at = table + (offsets >> (8 * which) & 0xffu);
   return twin::hooks::load_as(reinterpret_cast<const U32x2*>(at), kWeakAccess, site);
+}
+CROSSDOCK_DEVICE U32x2 ld_shared_table_by_product(const u8* table, u32 offsets,
+                                                  u32 which CROSSDOCK_SITE) {
+  return ld_shared_table(table, offsets, which CROSSDOCK_PASS_SITE);
+}
+CROSSDOCK_DEVICE u32 upper_half_by_product(u32 word) {
+  return word >> 16;
 }
 #endif
 
