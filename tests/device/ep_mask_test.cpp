@@ -1,5 +1,6 @@
 // Masked ranks in the twin, on both paths: masked before, masked by kernels because
-// they do not come, at every step; ranks that disagree; the others get all that is not theirs.
+// they do not come, at every step and for one wait; ranks that disagree; the others get all that is
+// not theirs.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -131,6 +132,40 @@ TEST(EpMask, ARankThatStopsAtAnyStepIsMaskedByTheOthersThatGoOn) {
 }
 TEST(EpMask, ARankThatStopsAtAnyStepOfManyTokensIsMaskedByTheOthersThatGoOn) {
   stops_at_any_step<LargePath>();
+}
+// Time stands still while a thread can do anything and then runs ahead by doubling, so a wait of
+// this long, or of half as long again, takes until 2.097 s have passed, whoever else begins to wait
+// meanwhile; what follows that wait starts anew.
+constexpr u64 kLongWait = 1'300 * kMillisecond;
+constexpr u64 kTakes = 2'097 * kMillisecond;
+
+// However many launches and waits of a launch there are in which the rank that is gone is missed.
+template <class Path>
+void one_wait_is_all() {
+  for (const u32 world : {2u, 4u}) {
+    MaskedRounds<Path> rounds(world);
+    rounds.rig.mask_late();
+    for (u32 rank = 0; rank < world; ++rank)
+      for (u32 turn = 0; turn < 2; ++turn)
+        rounds.rig.params(rank, turn).common.deadline_ns =
+            rounds.rig.combined(rank, turn).common.deadline_ns = kLongWait;
+    for (u32 steps = 0; steps < 2 * rounds.kRounds; ++steps) {
+      SCOPED_TRACE("world " + std::to_string(world) + " steps " + std::to_string(steps));
+      rounds.rig.reset();
+      const u32 gone = steps % world;
+      ASSERT_NO_FATAL_FAILURE(rounds.run(steps + 1, gone, steps));
+      const u64 took = rounds.rig.ranks().virtual_ns();
+      EXPECT_GE(took, kLongWait);
+      EXPECT_LT(took, kTakes + kTakes / 2) << "so the others have waited twice";
+      EXPECT_EQ(rounds.rig.mask((gone + 1) % world).late, 1u << gone);
+    }
+  }
+}
+TEST(EpMask, ARankThatStopsCostsTheOthersOneWait) {
+  one_wait_is_all<SmallPath>();
+}
+TEST(EpMask, ARankThatStopsCostsTheOthersOfManyTokensOneWait) {
+  one_wait_is_all<LargePath>();
 }
 // Rank 0 masks rank 1, which learns of it by waiting. The others see both.
 template <class Path>

@@ -155,7 +155,10 @@ class Ranks {
     ASSERT_TRUE(report.ok()) << report.error().describe();
     ASSERT_TRUE(report.value().ok()) << "seed " << s.seed << ": " << report.value().kind << "\n"
                                      << report.value().message;
+    virtual_ns_ = report.value().virtual_ns;
   }
+  // How long the last run took by the clock of its threads.
+  [[nodiscard]] u64 virtual_ns() const { return virtual_ns_; }
   // As run(); and no rank has raised a fault.
   void run_clean(const twin::Schedule& s) {
     run(s);
@@ -184,6 +187,7 @@ class Ranks {
   }
 
   u32 world_;
+  u64 virtual_ns_ = 0;
   SymmetricLayout layout_;
   std::unique_ptr<twin::World> twin_;
   std::vector<u8*> windows_;

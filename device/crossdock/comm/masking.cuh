@@ -3,8 +3,14 @@
 //   wait for a peer expires, `late`:   mask.ranks |= peer (relaxed, gpu)    the launch goes on
 //   every later launch of the rank:    reads mask.ranks when it begins      skips the peer
 //
-// A launch reads the mask once a thread; what another block masks meanwhile it learns by its own
-// wait.
+// A launch reads the mask once a thread when it begins. A rank that one of its threads masks after
+// that is not waited for any longer by the others, in this launch or in one beside it:
+//
+//   a thread's wait expires      mask.ranks |= peer
+//   all other waits for the peer see its bit, as seldom as the abort flag, and end as if expired
+//
+// So a rank that is gone costs one wait, however many waits for it a launch has one after the
+// other.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,6 +26,19 @@ CROSSDOCK_DEVICE u32 masked_ranks(const EpMasking& masking CROSSDOCK_SITE) {
 }
 CROSSDOCK_HOST_DEVICE constexpr bool is_masked(u32 ranks, u32 rank) {
   return (ranks >> rank & 1u) != 0;
+}
+
+// Whether `peer` has been masked because it did not come; without late masks it never is.
+struct MaskedMeanwhile {
+  static constexpr bool kPlainPoll = true;
+  const u32* ranks;  // null: no late masks
+  u32 peer;
+  CROSSDOCK_DEVICE bool operator()() const {
+    return ranks != nullptr && is_masked(ptx::ld_relaxed_gpu(ranks), peer);
+  }
+};
+CROSSDOCK_DEVICE MaskedMeanwhile masked_meanwhile(const EpMasking& masking, u32 peer) {
+  return {masking.late ? &masking.mask->ranks : nullptr, peer};
 }
 
 // How a wait for a peer has ended.
@@ -49,6 +68,7 @@ CROSSDOCK_DEVICE Came came_of(WaitOutcome outcome, const LaunchCommon& c, const 
                               const Expected& expected, u64 seen CROSSDOCK_SITE) {
   if (outcome == WaitOutcome::kDone) return Came::kYes;
   if (outcome == WaitOutcome::kAborted) return Came::kAbort;
+  if (outcome == WaitOutcome::kGone) return Came::kMasked;
   return detail::mask_or_raise(c, masking, expected, seen CROSSDOCK_PASS_SITE);
 }
 
@@ -58,7 +78,9 @@ CROSSDOCK_DEVICE Came wait_or_mask(const LaunchCommon& c, const EpMasking& maski
                                    const Expected& expected, const Load& load,
                                    const Done& done CROSSDOCK_SITE) {
   u64 seen = 0;
-  const WaitOutcome outcome = poll_until(c, expected.phase, seen, load, done CROSSDOCK_PASS_SITE);
+  const WaitOutcome outcome =
+      poll_unless(c, expected.phase, seen, load, done,
+                  masked_meanwhile(masking, expected.peer) CROSSDOCK_PASS_SITE);
   return came_of(outcome, c, masking, expected, seen CROSSDOCK_PASS_SITE);
 }
 

@@ -58,7 +58,12 @@ CROSSDOCK_COLD void raise_fault(const LaunchCommon& c, Expected expected, u64 se
   ptx::st_release_sys(&f->state, FaultRecord::kWritten);
 }
 
-enum class WaitOutcome : u32 { kDone, kAborted, kExpired };
+enum class WaitOutcome : u32 {
+  kDone,
+  kAborted,
+  kExpired,
+  kGone,  // others have found that nothing will come
+};
 
 // Loads and tests of polled words that are values (polled_word.cuh), not lambdas with references:
 // what such a wait does after its first look is a function that all places of a kernel share.
@@ -68,6 +73,12 @@ concept PlainPoll = requires { T::kPlainPoll; };
 // The abort flag and the clock are looked at once in this many turns: they cost more than the poll
 // on the GPU. The twin's threads sleep between turns, so there every turn counts.
 inline constexpr u32 kTurnsPerCheck = CROSSDOCK_ON_GPU ? 32 : 1;
+
+// What else than the abort flag ends a wait before its deadline, looked at as seldom: nothing.
+struct NeverGone {
+  static constexpr bool kPlainPoll = true;
+  CROSSDOCK_DEVICE bool operator()() const { return false; }
+};
 
 inline constexpr u32 kInnerDeadlines = 4;
 CROSSDOCK_DEVICE u64 deadline_of(const LaunchCommon& c, Phase phase) {
@@ -88,9 +99,10 @@ CROSSDOCK_DEVICE u64 look(const Load& load CROSSDOCK_SITE) {
   }
 }
 // After a first look.
-template <class Load, class Done>
+template <class Load, class Done, class Gone>
 CROSSDOCK_DEVICE WaitOutcome poll_on(const LaunchCommon& c, Phase phase, u64& seen,
-                                     const Load& load, const Done& done CROSSDOCK_SITE) {
+                                     const Load& load, const Done& done,
+                                     const Gone& gone CROSSDOCK_SITE) {
   const u64 start = ptx::global_timer();
   const u64 deadline = deadline_of(c, phase);
   for (u32 turn = 1;; ++turn) {
@@ -99,6 +111,7 @@ CROSSDOCK_DEVICE WaitOutcome poll_on(const LaunchCommon& c, Phase phase, u64& se
     if (done(seen)) return WaitOutcome::kDone;
     if (turn % kTurnsPerCheck != 0) continue;
     if (aborted(c CROSSDOCK_PASS_SITE)) return WaitOutcome::kAborted;
+    if (gone()) return WaitOutcome::kGone;
     if (ptx::global_timer() - start <= deadline) continue;
     // The value may have come while this thread was kept from running: look once more, then judge.
     seen = look(load CROSSDOCK_PASS_SITE);
@@ -109,28 +122,35 @@ struct Polled {
   u64 seen;
   WaitOutcome outcome;
 };
-template <class Load, class Done>
-CROSSDOCK_COLD Polled poll_apart(const LaunchCommon& c, Phase phase, Load load,
-                                 Done done CROSSDOCK_SITE) {
+template <class Load, class Done, class Gone>
+CROSSDOCK_COLD Polled poll_apart(const LaunchCommon& c, Phase phase, Load load, Done done,
+                                 Gone gone CROSSDOCK_SITE) {
   u64 seen = 0;
-  const WaitOutcome outcome = poll_on(c, phase, seen, load, done CROSSDOCK_PASS_SITE);
+  const WaitOutcome outcome = poll_on(c, phase, seen, load, done, gone CROSSDOCK_PASS_SITE);
   return {seen, outcome};
 }
 }  // namespace detail
 
-// Polls `load()` until `done(value)`; `seen` is the last value. One thread. Does not raise a fault.
-template <class Load, class Done>
-CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, Phase phase, u64& seen,
-                                        const Load& load, const Done& done CROSSDOCK_SITE) {
+// Polls `load()` until `done(value)`; `seen` is the last value. Ends before its deadline, too, when
+// `gone()`. One thread. Does not raise a fault.
+template <class Load, class Done, class Gone>
+CROSSDOCK_DEVICE WaitOutcome poll_unless(const LaunchCommon& c, Phase phase, u64& seen,
+                                         const Load& load, const Done& done,
+                                         const Gone& gone CROSSDOCK_SITE) {
   seen = detail::look(load CROSSDOCK_PASS_SITE);
   if (done(seen)) return WaitOutcome::kDone;
   if constexpr (PlainPoll<Load> && PlainPoll<Done>) {
-    const detail::Polled last = detail::poll_apart(c, phase, load, done CROSSDOCK_PASS_SITE);
+    const detail::Polled last = detail::poll_apart(c, phase, load, done, gone CROSSDOCK_PASS_SITE);
     seen = last.seen;
     return last.outcome;
   } else {
-    return detail::poll_on(c, phase, seen, load, done CROSSDOCK_PASS_SITE);
+    return detail::poll_on(c, phase, seen, load, done, gone CROSSDOCK_PASS_SITE);
   }
+}
+template <class Load, class Done>
+CROSSDOCK_DEVICE WaitOutcome poll_until(const LaunchCommon& c, Phase phase, u64& seen,
+                                        const Load& load, const Done& done CROSSDOCK_SITE) {
+  return poll_unless(c, phase, seen, load, done, NeverGone {} CROSSDOCK_PASS_SITE);
 }
 
 // The usual wait: true when done; false when the rank aborts, after a fault has been raised by

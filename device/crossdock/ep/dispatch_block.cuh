@@ -141,9 +141,11 @@ struct EpDispatchBlock {
     const Phase phase = peer == rank() ? Phase::kGridSync : of_peer;
     u64 seen = 0;
     const auto test = tagged_with(epoch);
+    const auto gone = masked_meanwhile(p.masking, peer);
     const WaitOutcome outcome =
-        kAcquires ? poll_until(p.common, phase, seen, AcquireSys{word}, test CROSSDOCK_PASS_SITE)
-                  : poll_until(p.common, phase, seen, RelaxedSys{word}, test CROSSDOCK_PASS_SITE);
+        kAcquires
+            ? poll_unless(p.common, phase, seen, AcquireSys{word}, test, gone CROSSDOCK_PASS_SITE)
+            : poll_unless(p.common, phase, seen, RelaxedSys{word}, test, gone CROSSDOCK_PASS_SITE);
     const Came came = came_of(outcome, p.common, p.masking, {phase, peer, epoch & 0xffffu},
                               seen CROSSDOCK_PASS_SITE);
     value = came == Came::kMasked ? kMaskedWord : seen & kTaggedValueMask;

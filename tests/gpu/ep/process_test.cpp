@@ -100,14 +100,14 @@ TEST_F(EpProcessesNotUnderSanitizer, AStoppedRankIsNamedAndTheGroupGoesOnAfterAR
   EXPECT_THAT(ask_all(workers_, "round 5"), Each("ok"));
 }
 
-// Kernels mask a rank that does not come, so its end costs the others waits and no more: the first
-// step that is right without it, every byte compared, comes within two of them, and `kSlack` for
-// the time in which the driver takes the killed process off the GPU and the host makes the
-// reference.
+// Kernels mask a rank that does not come, so its end costs the others one wait and no more, or half
+// of one more where it had promised rows: the first step that is right without it, every byte
+// compared, comes within that and `kSlack`, for the time in which the driver takes the killed
+// process off the GPU and the host makes the reference.
 class EpKilledNotUnderSanitizer : public EpProcessesNotUnderSanitizer,
                                   public ::testing::WithParamInterface<bool> {};
 
-TEST_P(EpKilledNotUnderSanitizer, TheOthersMakeAGoodStepWithinTwoWaits) {
+TEST_P(EpKilledNotUnderSanitizer, TheOthersMakeAGoodStepWithinAWaitAndAHalf) {
   constexpr std::uint32_t kWaitMs = 2000;
   constexpr auto kSlack = 1s;
   const std::uint32_t world = num_processes(3);
@@ -133,7 +133,7 @@ TEST_P(EpKilledNotUnderSanitizer, TheOthersMakeAGoodStepWithinTwoWaits) {
     const std::chrono::duration<double, std::milli> took = good - killed;
     std::printf("killed to good: %.0f ms with a wait of %u ms (%s)\n", took.count(), kWaitMs,
                 answer.c_str());
-    EXPECT_LE(took, 2 * std::chrono::milliseconds(kWaitMs) + kSlack);
+    EXPECT_LE(took, std::chrono::milliseconds(kWaitMs) * 3 / 2 + kSlack);
     EXPECT_THAT(answer, HasSubstr(" masked " + std::to_string(1u << (world - 1)) + " "));
     EXPECT_THAT(answer, ::testing::Not(HasSubstr(" whole 0 ")))
         << "it was not killed in the middle";
