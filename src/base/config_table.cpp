@@ -36,6 +36,8 @@ constexpr std::array kSettings = {
             "Size to which the cache of compiled kernels is pruned; 0 never prunes."},
     Setting{"jit.cache_dir", kString, "", "",
             "Folder of compiled kernels; empty is crossdock in the user's cache folder, `none` is no cache."},
+    Setting{"jit.line_info", kBool, "false", "",
+            "Compile kernels with the lines of their source, for profilers and compute-sanitizer."},
     Setting{"jit.nvcc", kString, "", "",
             "Path of nvcc, used when there is no NVRTC; empty searches, `none` forbids it."},
     Setting{"jit.nvrtc", kString, "", "",

@@ -44,6 +44,10 @@ Result<std::unique_ptr<Compiler>> open_compiler(const CompilerOptions& options, 
                   nvrtc.error().message, nvcc.error().message));
 }
 
+std::string flags_of(const CompilerOptions& options) {
+  return options.line_info ? fmt::format("{} {}", kStandardFlag, kLinesFlag) : kStandardFlag;
+}
+
 Error compile_error(const KernelSpec& spec, std::string_view compiler, std::string_view log) {
   return invalid_argument(
       fmt::format("kernel {} does not compile with {}:{}", spec.title(), compiler, readable(log)));

@@ -49,6 +49,7 @@ struct CompilerOptions {
   std::string nvcc = {};       // path of nvcc; empty: search; "none": do not use it
   std::string cuda_home = {};  // a toolkit to search first, as CUDA_HOME names it
   int newest_cuda = 0;         // 13000: compilers newer than this driver are passed over; 0: any
+  bool line_info = false;  // lines of the source in the machine code, for profilers and checkers
 };
 
 Result<std::unique_ptr<Compiler>> open_nvrtc(const CompilerOptions& options);
@@ -58,6 +59,9 @@ Result<std::unique_ptr<Compiler>> open_compiler(const CompilerOptions& options, 
 
 // --- shared by the compilers ---
 inline constexpr const char* kStandardFlag = "-std=c++20";
+inline constexpr const char* kLinesFlag = "-lineinfo";
+// All flags that are the same for every kernel, as they enter the key.
+std::string flags_of(const CompilerOptions& options);
 // The error of a source that does not compile; `log` is cut to what a person reads.
 Error compile_error(const KernelSpec& spec, std::string_view compiler, std::string_view log);
 // The one kernel of a compiled image.

@@ -57,6 +57,7 @@ JitOptions JitOptions::from_config(const base::Config& config, base::Logger log)
   options.log = std::move(log);
   options.compiler.nvrtc = config.string("jit.nvrtc");
   options.compiler.nvcc = config.string("jit.nvcc");
+  options.compiler.line_info = config.boolean("jit.line_info");
   options.compiler.cuda_home = environment("CUDA_HOME");
   if (options.compiler.cuda_home.empty()) options.compiler.cuda_home = environment("CUDA_PATH");
   options.threads = static_cast<unsigned>(config.integer("jit.threads"));

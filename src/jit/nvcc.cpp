@@ -69,8 +69,10 @@ std::string without(std::string text, const std::string& prefix) {
 
 class Nvcc final : public Compiler {
  public:
-  Nvcc(std::string location, std::string version)
-      : location_(std::move(location)), id_(fmt::format("nvcc {} {}", version, kStandardFlag)) {}
+  Nvcc(std::string location, const std::string& version, const CompilerOptions& options)
+      : location_(std::move(location)),
+        line_info_(options.line_info),
+        id_(fmt::format("nvcc {} {}", version, flags_of(options))) {}
 
   [[nodiscard]] const std::string& id() const override { return id_; }
   [[nodiscard]] const std::string& location() const override { return location_; }
@@ -78,6 +80,7 @@ class Nvcc final : public Compiler {
 
  private:
   std::string location_;
+  bool line_info_;
   std::string id_;
 };
 
@@ -96,11 +99,12 @@ Result<Compiled> Nvcc::compile(const CompileRequest& request) const {
   const fs::path source = folder.path() / (request.spec.name + ".cu");
   const fs::path output = folder.path() / "kernel.cubin";
   CROSSDOCK_CHECK_OK(write_file(source, source_text(request.spec)));
-  CROSSDOCK_TRY(
-      outcome,
-      run_process({location_, "-cubin", kStandardFlag, "-arch=" + request.spec.arch(), "-Xptxas=-v",
-                   "-I" + folder.path().string(), "-o", output.string(), source.string()},
-                  request.deadline));
+  std::vector<std::string> command{
+      location_,    "-cubin", kStandardFlag,   "-arch=" + request.spec.arch(),
+      "-Xptxas=-v", "-o",     output.string(), "-I" + folder.path().string()};
+  if (line_info_) command.emplace_back(kLinesFlag);
+  command.push_back(source.string());
+  CROSSDOCK_TRY(outcome, run_process(command, request.deadline));
   const std::string log = without(outcome.output, folder.path().string() + "/");
   if (log.find("Unsupported gpu architecture") != std::string::npos)
     return make_error(Code::kUnsupported,
@@ -142,7 +146,7 @@ Result<std::unique_ptr<Compiler>> open_nvcc(const CompilerOptions& options, Dead
     if (version.empty()) continue;
     if (options.newest_cuda != 0 && std::atoi(version.c_str()) > options.newest_cuda / 1000)
       continue;
-    return std::unique_ptr<Compiler>(std::make_unique<Nvcc>(place, version));
+    return std::unique_ptr<Compiler>(std::make_unique<Nvcc>(place, version, options));
   }
   return make_error(Code::kUnsupported, "nvcc was not found");
 }

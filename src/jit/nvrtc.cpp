@@ -124,11 +124,13 @@ class Nvrtc final : public Compiler {
     int major = 0;
     int minor = 0;
   };
-  Nvrtc(const Table& table, std::string location, Version version, std::vector<int> archs)
+  Nvrtc(const Table& table, std::string location, Version version, std::vector<int> archs,
+        const CompilerOptions& options)
       : nvrtc_(table),
         location_(std::move(location)),
         version_(version),
-        id_(fmt::format("nvrtc {}.{} {}", version.major, version.minor, kStandardFlag)),
+        line_info_(options.line_info),
+        id_(fmt::format("nvrtc {}.{} {}", version.major, version.minor, flags_of(options))),
         archs_(std::move(archs)) {}
 
   [[nodiscard]] const std::string& id() const override { return id_; }
@@ -146,6 +148,7 @@ class Nvrtc final : public Compiler {
   Table nvrtc_;
   std::string location_;
   Version version_;
+  bool line_info_;
   std::string id_;
   std::vector<int> archs_;
 };
@@ -194,6 +197,7 @@ Result<void> Nvrtc::create(Program& program, const CompileRequest& request) cons
 Result<std::string> Nvrtc::run(const Program& program, const KernelSpec& spec) const {
   const std::string arch = "--gpu-architecture=" + spec.arch();
   std::vector<const char*> options{kStandardFlag, arch.c_str(), "--ptxas-options=-v"};
+  if (line_info_) options.push_back(kLinesFlag);
   // Since 12.9 code may come out of the driver's cache: the log is then silent about registers and
   // spills. Ours (cache.hpp) keeps them.
   if (version_.major > 12 || (version_.major == 12 && version_.minor >= 9))
@@ -270,7 +274,7 @@ Result<std::unique_ptr<Compiler>> open_nvrtc(const CompilerOptions& options) {
                       fmt::format("{} does not tell its version", library.path));
   CROSSDOCK_TRY(archs, supported_archs(table));
   return std::unique_ptr<Compiler>(
-      std::make_unique<Nvrtc>(table, library.path, version, std::move(archs)));
+      std::make_unique<Nvrtc>(table, library.path, version, std::move(archs), options));
 }
 
 }  // namespace crossdock::jit

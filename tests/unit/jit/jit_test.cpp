@@ -212,6 +212,9 @@ TEST(JitOptionsTest, ComeFromSettings) {
   EXPECT_EQ(options.cache.folder, "/x");
   EXPECT_EQ(options.cache.max_bytes, std::uint64_t{1} << 30);
   EXPECT_EQ(options.compiler.nvrtc, "/y/libnvrtc.so");
+  EXPECT_FALSE(options.compiler.line_info);
+  const auto lines = base::Config::load({{"jit.line_info", "true"}}).value();
+  EXPECT_TRUE(JitOptions::from_config(lines).compiler.line_info);
   const auto none = base::Config::load({{"jit.cache_dir", "none"}}).value();
   EXPECT_EQ(JitOptions::from_config(none).cache.folder, "");
 }

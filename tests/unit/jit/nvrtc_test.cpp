@@ -67,6 +67,32 @@ TEST_F(RealCompilers, NvrtcColdAndWarm) {
   EXPECT_LT(warm.milliseconds, 1'000);
 }
 
+// Kernels with lines have keys of their own, and tell the lines in the section that checkers read.
+TEST_F(RealCompilers, LinesOfTheSourceOnRequest) {
+  const auto has_lines = [](const Compiled& compiled) {
+    const std::string_view image{reinterpret_cast<const char*>(compiled.image.data()),
+                                 compiled.image.size()};
+    return image.find(".debug_line") != std::string_view::npos;
+  };
+  for (const bool real_nvcc : {false, true}) {
+    const auto open = [&](bool line_info) {
+      const CompilerOptions options{.line_info = line_info};
+      return real_nvcc ? open_nvcc(options, minute()) : open_nvrtc(options);
+    };
+    OPEN_OR_SKIP(plain, open(false));
+    OPEN_OR_SKIP(lined, open(true));
+    EXPECT_EQ(lined.id(), plain.id() + " -lineinfo");
+    constexpr const char* kText =
+        "namespace crossdock::device {\nstruct FillConfig { unsigned threads; };\n"
+        "template <FillConfig c> __global__ void fill(unsigned* p) { *p = c.threads; }\n}\n";
+    const auto without = compile_text(plain, kText, fill_spec());
+    const auto with = compile_text(lined, kText, fill_spec());
+    ASSERT_TRUE(without.ok() && with.ok());
+    EXPECT_FALSE(has_lines(*without)) << plain.id();
+    EXPECT_TRUE(has_lines(*with)) << lined.id();
+  }
+}
+
 // NVRTC keeps code in the driver's cache where there is a driver, and what comes from there has no
 // log.
 TEST_F(RealCompilers, NvrtcTellsTheRegistersEveryTime) {
