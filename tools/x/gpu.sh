@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# gpu [--sanitize] [--bench-only|--test-only] [--json DIR]: build and run the GPU tests and benches
+# gpu [--sanitize[=TOOL[:SUITE]] [--seconds N]] [--bench-only|--test-only] [--json DIR]: build and run the GPU tests and benches
 # For a host with 1 or more GPUs, a CUDA toolkit, CMake, Ninja, g++ and Python. Third-party headers and
 # nanobind come from .deps/ when it is there (./x vendor), else from the system. The Python package is
-# built for the python3 on the PATH, which runs its tests and bench when it has torch. --sanitize runs the tests under
-# compute-sanitizer (memcheck, racecheck, synccheck). Benches print tables and
+# built for the python3 on the PATH, which runs its tests and bench when it has torch. Benches print tables and
 # store the same as JSON in DIR (build/gpu/figures), from where it can be copied into bench/baseline/.
 # Kernels are compiled by the first bench, which times it, into build/gpu/kernels; tests and benches then
-# load them from there.
+# load them from there. --sanitize runs a part of the tests under compute-sanitizer instead (memcheck, racecheck,
+# synccheck; or the tool, or the tool and suite, that is named), for at most N seconds (420) after the build.
 # SPDX-License-Identifier: Apache-2.0
 
 gpu_configure() {
@@ -17,28 +17,19 @@ gpu_configure() {
       "-DPython_EXECUTABLE=$(command -v python3)" "${more[@]}" >&2
 }
 
-gpu_sanitize() {
-  command -v compute-sanitizer >/dev/null || die "gpu --sanitize needs compute-sanitizer on the PATH"
-  local tool test failed=0 quiet
-  for tool in memcheck racecheck synccheck; do
-    quiet=()
-    [[ $tool == memcheck ]] && quiet=(--report-api-errors no)
-    for test in build/gpu/tests/gpu/gpu_*; do
-      [[ -f $test && -x $test ]] || continue
-      say "$tool: ${test##*/}"
-      # Some tests provoke errors of the driver; those are not findings.
-      compute-sanitizer --tool "$tool" "${quiet[@]}" --error-exitcode 9 --target-processes all "$test" \
-        --gtest_filter='-*NotUnderSanitizer*' || failed=1
-    done
-  done
-  return "$failed"
-}
+# shellcheck source=tools/x/lib/gpu_sanitize.sh
+source "$ROOT/tools/x/lib/gpu_sanitize.sh"
 
 x_gpu() {
-  local sanitize=0 tests=1 benches=1 json=build/gpu/figures
+  local sanitize='' seconds=420 tests=1 benches=1 json=build/gpu/figures
   while (($#)); do
     case $1 in
-      --sanitize) sanitize=1 ;;
+      --sanitize) sanitize=all ;;
+      --sanitize=*) sanitize=${1#*=} ;;
+      --seconds)
+        seconds=${2:?--seconds needs a number}
+        shift
+        ;;
       --bench-only) tests=0 ;;
       --test-only) benches=0 ;;
       --json)
@@ -53,8 +44,12 @@ x_gpu() {
   nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader >&2
   gpu_configure
   local targets=(gpu_tests crossdock_cli)
-  gpu_has_python && targets+=(crossdock_python)
+  [[ -z $sanitize ]] && gpu_has_python && targets+=(crossdock_python)
   cmake --build build/gpu --parallel "$(build_jobs)" --target "${targets[@]}" >&2
+  if [[ -n $sanitize ]]; then
+    gpu_sanitize "$sanitize" "$seconds" || die "gpu: failed: sanitizers"
+    return
+  fi
   export CROSSDOCK_JIT_CACHE_DIR=$ROOT/build/gpu/kernels
   mkdir -p "$json"
   # A failure does not keep the rest from running.
@@ -63,7 +58,6 @@ x_gpu() {
   gpu_bench jit "$json" jit --cache-dir "$CROSSDOCK_JIT_CACHE_DIR" || broken+=("bench jit")
   ((tests == 0)) || gpu_tests || broken+=(tests)
   ((benches == 0)) || gpu_benches "$json" || broken+=(benches)
-  ((sanitize == 0)) || gpu_sanitize || broken+=(sanitizers)
   say "figures: $json"
   [[ ${#broken[@]} -eq 0 ]] || die "gpu: failed: ${broken[*]}"
 }
