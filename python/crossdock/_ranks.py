@@ -50,11 +50,14 @@ def rank_or_only(rank: Optional[int], only: Optional[int], ranks: Sequence[int])
 
 
 def current_device() -> int:
-    """The GPU of a process that has one rank: torch's current one, else by torchrun's variable."""
+    """The GPU of a process that has one rank: torch's current one, else by torchrun's variable, modulo the GPUs
+    that CUDA_VISIBLE_DEVICES leaves it: a launcher may show each process its own alone."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_device())
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return local % len(visible) if visible else local
 
 
 _Self = TypeVar("_Self", bound="RankOwner")

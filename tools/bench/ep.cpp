@@ -52,7 +52,7 @@ Result<symm::GroupOptions> ranks_of(const EpBench& options, std::uint32_t gpus,
   }
   if (options.world == 0 || options.store.empty())
     return invalid_argument("--rank needs --world and --store");
-  const std::uint32_t device = options.device.value_or(*options.rank % gpus);
+  const std::uint32_t device = device_of(options.process(), gpus);
   ranks.ranks = {{.rank = *options.rank, .device = static_cast<int>(device)}};
   CROSSDOCK_TRY(exchange, symm::open_store_exchange(options.store, options.name + suffix,
                                                     {*options.rank, options.world},
@@ -246,11 +246,11 @@ Result<> verify_in_twin(const EpBench& options, FigureReport& report) {
 
 // The options with what a launcher has told this process.
 Result<ProcessOptions> join(EpBench& options) {
-  const ProcessOptions given{options.rank, options.world, options.device, options.store};
+  const ProcessOptions given = options.process();
   CROSSDOCK_TRY(filled, with_launcher(given));
   options.rank = filled.rank;
   options.world = filled.world;
-  options.device = filled.device;
+  options.local_rank = filled.local_rank;
   options.store = filled.store;
   return given;
 }
@@ -258,8 +258,7 @@ Result<ProcessOptions> join(EpBench& options) {
 Result<> run_bench(EpBench& options, FigureReport& figures) {
   CROSSDOCK_TRY(given, join(options));
   if (options.backend == "twin") return verify_in_twin(options, figures);
-  const ProcessOptions filled{options.rank, options.world, options.device, options.store};
-  CROSSDOCK_TRY(server, serve_store(given, filled, options.timeout));
+  CROSSDOCK_TRY(server, serve_store(given, options.process(), options.timeout));
   return measure(options, figures);
 }
 
@@ -280,7 +279,8 @@ void add_processes(CLI::App& sub, EpBench& options) {
       "one process a rank: which one this is; default RANK, as torchrun sets it, and for "
       "--world WORLD_SIZE");
   sub.add_option("--device", options.device,
-                 "one process a rank: its GPU; default LOCAL_RANK, else the rank's number");
+                 "one process a rank: its GPU; default LOCAL_RANK, else the rank's number, modulo "
+                 "the GPUs that it sees");
   sub.add_option("--store", options.store,
                  "one process a rank: where they meet, a store's URL; default one of rank 0 at "
                  "MASTER_ADDR and MASTER_PORT");

@@ -15,6 +15,7 @@
 
 #include "bench/ep_wire.hpp"
 #include "bench/figures.hpp"
+#include "bench/processes.hpp"
 #include "ep/core.hpp"
 
 namespace crossdock::tools::bench {
@@ -54,8 +55,11 @@ struct EpBench {
   FigureOutput output = {};
   std::optional<std::uint32_t> rank;  // several processes, one rank each
   std::optional<std::uint32_t> device;
+  std::optional<std::uint32_t> local_rank = {};
   std::string store;
   std::string name = "bench-ep";
+
+  [[nodiscard]] ProcessOptions process() const { return {rank, world, device, store, local_rank}; }
 };
 
 // Tokens of every rank, made from its number; the same in every process.

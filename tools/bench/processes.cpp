@@ -1,6 +1,7 @@
 // See processes.hpp. SPDX-License-Identifier: Apache-2.0
 #include "bench/processes.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -43,14 +44,19 @@ Result<ProcessOptions> with_launcher(ProcessOptions given) {
   if (!rank || world.value_or(0) < 2) return given;
   // Ranks of this process alone, whatever has started it.
   if (!given.rank && given.world != 0) return given;
-  CROSSDOCK_TRY(device, number_of("LOCAL_RANK"));
+  CROSSDOCK_TRY(local, number_of("LOCAL_RANK"));
   if (!given.rank) given.rank = rank;
   if (given.world == 0) given.world = *world;
-  if (!given.device) given.device = device;
+  given.local_rank = local;
   if (!given.store.empty()) return given;
   CROSSDOCK_TRY(store, store_of_launcher());
   given.store = std::move(store);
   return given;
+}
+
+std::uint32_t device_of(const ProcessOptions& options, std::uint32_t gpus) {
+  if (options.device) return *options.device;
+  return options.local_rank.value_or(options.rank.value_or(0)) % std::max(gpus, 1u);
 }
 
 Result<std::unique_ptr<rendezvous::StoreServer>> serve_store(const ProcessOptions& given,

@@ -172,7 +172,9 @@ def bench_ep(args: argparse.Namespace) -> None:
     args.world = args.world or 2
     if args.rank is not None and args.backend == "gpu":
         import torch
-        args.device = args.rank % torch.cuda.device_count() if args.device is None else args.device
+        if args.device is None:  # each process may see its own GPU alone, which is number 0 there
+            local = args.rank if args.local_rank is None else args.local_rank
+            args.device = local % torch.cuda.device_count()
         torch.cuda.set_device(args.device)
     bench = Bench(args)
     with bench.group:
@@ -202,11 +204,12 @@ def use_launcher(args: argparse.Namespace) -> None:
     def told(name: str) -> Optional[int]:
         return int(os.environ[name]) if os.environ.get(name) else None
 
+    args.local_rank = None
     world = told("WORLD_SIZE") or 1
     if args.backend == "gpu" and world > 1 and (args.rank is not None or args.world == 0):
         args.rank = told("RANK") if args.rank is None else args.rank
         args.world = args.world or world
-        args.device = told("LOCAL_RANK") if args.device is None else args.device
+        args.local_rank = told("LOCAL_RANK")
     if args.rank is not None and (args.world == 0 or args.backend == "twin"):
         raise SystemExit("bench ep: --rank needs --world, and GPUs")
 
@@ -222,7 +225,8 @@ def main() -> None:
                      help="one process a rank: which one this is; default RANK, and for --world "
                      "WORLD_SIZE, as torchrun sets them")
     one.add_argument("--device", type=int,
-                     help="one process a rank: its GPU; default LOCAL_RANK, else the rank's number")
+                     help="one process a rank: its GPU; default LOCAL_RANK, else the rank's number, "
+                     "modulo the GPUs that it sees")
     one.add_argument("--store", default="",
                      help="one process a rank: where they meet, a store's URL; default "
                      "torch.distributed at MASTER_ADDR and MASTER_PORT")
