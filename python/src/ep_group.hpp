@@ -47,10 +47,6 @@ struct CombineArguments {
 
 class Group {
  public:
-  struct LocalRank {
-    uint32_t rank;
-    int device;
-  };
   Group(ep::Group group, const ep::Options& options);
 
   Handle dispatch(uint32_t rank, const DispatchArguments& arguments, nb::handle stream);

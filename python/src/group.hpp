@@ -19,6 +19,12 @@
 
 namespace crossdock::python {
 
+// A rank of this process and where it runs: a CUDA ordinal, or kHost.
+struct LocalRank {
+  uint32_t rank;
+  int device;
+};
+
 // The ranks of this process that a call can be about, and what was dropped of them. Shared by the
 // Python objects made from it; the last of them ends it.
 class RankBox {

@@ -27,11 +27,6 @@ struct OutputArguments {
   nb::object out, residual;
 };
 
-struct LocalRank {
-  uint32_t rank;
-  int device;
-};
-
 // Of all siblings.
 struct LayerShared {
   std::shared_ptr<GroupBox> box;
