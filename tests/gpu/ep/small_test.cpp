@@ -280,18 +280,17 @@ TEST_F(EpGpu, ARankThatDoesNotComeIsMasked) {
 }
 using EpReplaysNotUnderSanitizer = EpGpu;  // whose steps are too slow
 
-// Decode steps in graphs, far ahead of the host, in packets and by flags: up to a million replays,
-// or as many as fit into the time; with GPU_TEST_LONG=1 all of them. A stall is a fault at its
-// deadline; every so often all of them get other tokens and routings, and what comes back is
-// compared. So few that a step would take 160 us are a failure: `crossdock bench ep` prints a tenth
-// of that for dispatch and combine of 8 tokens, and one thread launches the graphs of all ranks.
-// Where n ranks share a GPU, each of them waits for n that take turns in its queues: n * n.
+// Decode steps in graphs, far ahead of the host, in packets and by flags. It proves that none of so
+// many replays stalls, which would be a fault at its deadline, and that every so often, with other
+// tokens and routings, what comes back is right; how long they take is for `crossdock bench ep`. A
+// million where each rank has a GPU of its own. Where n ranks share one, each of them waits for n
+// that take turns in its queues, so a step takes n * n times as long and there are so many fewer;
+// with GPU_TEST_LONG=1 there are all of them.
 TEST_F(EpReplaysNotUnderSanitizer, AMillionReplaysOfAStepWithoutAStall) {
-  using Clock = std::chrono::steady_clock;
-  constexpr u32 kReplays = 500'000, kAtATime = 5'000, kSeconds = 18, kSlowestUs = 160;
+  constexpr u32 kReplays = 500'000, kAtATime = 5'000;
   const bool all = std::getenv("GPU_TEST_LONG") != nullptr;
   const auto sharing = static_cast<u32>(ranks_of_a_gpu());
-  const u32 fewest = all ? kReplays : kSeconds * 1'000'000 / (kSlowestUs * sharing * sharing);
+  const u32 wanted = all ? kReplays : kReplays / (sharing * sharing);
   for (const u32 tokens : {2u, 12u}) {
     EpCase c = few(identity_case(world_, tokens));
     c.overlap = true;
@@ -304,12 +303,9 @@ TEST_F(EpReplaysNotUnderSanitizer, AMillionReplaysOfAStepWithoutAStall) {
       ASSERT_NO_FATAL_FAILURE(identity_round(r, rank));
       graphs.push_back(capture.finish().value());
     }
-    const auto start = Clock::now();
-    const auto in_time = [&] {
-      return all || Clock::now() - start < std::chrono::seconds(kSeconds);
-    };
+    const auto start = std::chrono::steady_clock::now();
     u32 replays = 0;
-    for (u32 seed = 1; replays < kReplays && in_time(); ++seed, replays += kAtATime) {
+    for (u32 seed = 1; replays < wanted; ++seed, replays += kAtATime) {
       const EpInputs inputs = finite_inputs(c, seed);
       r.load(inputs);
       for (u32 i = 0; i < kAtATime; ++i)
@@ -319,10 +315,9 @@ TEST_F(EpReplaysNotUnderSanitizer, AMillionReplaysOfAStepWithoutAStall) {
       ASSERT_NO_FATAL_FAILURE(r.synchronize()) << "after " << replays << " replays";
       ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs)) << "after " << replays << " replays";
     }
-    const std::chrono::duration<double, std::micro> took = Clock::now() - start;
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
     std::printf("  %u tokens: %u replays, one in %.1f us with its part of the checks\n", tokens,
-                replays, took.count() / std::max(replays, 1u));
-    EXPECT_GE(replays, fewest) << "of ranks of which " << sharing << " share a GPU";
+                replays, took.count() / replays);
   }
 }
 // Dispatches alone, far ahead of the host and of each other: nobody overwrites what is still read.
