@@ -245,10 +245,6 @@ Status cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return Status::kSuccess;
 }
 
-Status cuCtxSynchronize() {
-  return current_device() < 0 ? Status::kInvalidContext : Status::kSuccess;
-}
-
 Status cuCtxEnablePeerAccess(ContextHandle peer, unsigned) {
   const int from = current_device();
   const int to = device_of(peer);

@@ -51,7 +51,6 @@ class CollLeaving : public FakeCudaTest {
   std::chrono::nanoseconds drop() {
     const auto start = std::chrono::steady_clock::now();
     core_.reset();
-    EXPECT_EQ(fake_->calls("cuCtxSynchronize"), 0) << "streams of others would be waited for";
     return std::chrono::steady_clock::now() - start;
   }
   void be_impatient() {
