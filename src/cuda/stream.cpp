@@ -44,6 +44,17 @@ Result<bool> is_capturing(const Driver& driver, StreamHandle stream) {
   return status != CaptureStatus::kNone;
 }
 
+Result<std::uint64_t> capture_of(const Driver& driver, StreamHandle stream) {
+  CaptureStatus status = CaptureStatus::kNone;
+  std::uint64_t id = 0;
+  const Status result = driver.cuStreamGetCaptureInfo(stream, &status, &id);
+  // Of the legacy stream, whose work no capture takes.
+  if (result == Status::kStreamCaptureImplicit) return std::uint64_t{0};
+  if (result != Status::kSuccess)
+    return driver.error(result, "ask which capture a stream is part of");
+  return status == CaptureStatus::kNone ? 0 : id + 1;
+}
+
 Result<void> refuse_capture(const Driver& driver, StreamHandle stream, std::string_view what) {
   CROSSDOCK_TRY(capturing, is_capturing(driver, stream));
   if (!capturing) return {};

@@ -15,6 +15,8 @@ namespace crossdock::cuda {
 // Whether work put on `stream` now would be recorded into a graph. A legacy stream that cannot be
 // asked because another stream of the context is being captured counts as capturing.
 Result<bool> is_capturing(const Driver& driver, StreamHandle stream);
+// Which capture the stream is part of, a number that no other capture of this process has; 0: none.
+Result<std::uint64_t> capture_of(const Driver& driver, StreamHandle stream);
 
 // Refuses with kInvalidArgument while the stream is being captured; `what` names the call:
 // "prepare() of kernel fill".
@@ -44,6 +46,7 @@ class Stream {
   Result<bool> idle() const;
   Result<void> synchronize(Deadline deadline) const;
   Result<bool> capturing() const { return is_capturing(driver(), handle_); }
+  Result<std::uint64_t> capture() const { return capture_of(driver(), handle_); }
   // Later work on this stream waits for the event, on the GPU.
   Result<void> wait(const Event& event) const;
 

@@ -173,7 +173,7 @@ class Core : public std::enable_shared_from_this<Core> {
                                                const Expanded& to) const;
   // ---- reads.cpp
   Result<> prepare_reads(Deadline deadline);
-  Result<bool> capturing(const symm::Rank& rank, StreamPtr stream) const;
+  Result<std::uint64_t> capture_of(const symm::Rank& rank, StreamPtr stream) const;
   Result<> check_not_told(const RankState& state, const Handle::State& handle) const;
   Result<> await_reads(const RankState& state, const Handle::State& handle, StreamPtr stream);
   // ---- packets.cpp

@@ -24,7 +24,7 @@ struct Handle::State {
   bool arrived = true;              // false between the halves of a dispatch
   bool grouped = false;             // lists of its rows have been asked for
   bool announced = false;           // to peers, which read its input since; never in packets
-  bool captured = false;            // on the small path: its dispatch has been captured
+  std::uint64_t capture = 0;        // on the small path: of its dispatch; 0: none
   Payload told = Payload::kBf16;    // how the rows of its combine_send() travel
   Payload packed = Payload::kBf16;  // what reduce_rows() has written and is still there
   // For the second half of a small dispatch, beside what the slot's parameters say.

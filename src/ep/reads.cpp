@@ -19,12 +19,12 @@ Result<> Core::prepare_reads(Deadline deadline) {
   return {};
 }
 
-// False in the twin, which has no captures.
-Result<bool> Core::capturing(const symm::Rank& rank, StreamPtr stream) const {
+// None in the twin.
+Result<std::uint64_t> Core::capture_of(const symm::Rank& rank, StreamPtr stream) const {
   const cuda::Context* const context = rank.device().context();
-  if (context == nullptr) return false;
-  if (stream == nullptr) return rank.device().stream()->capturing();
-  return cuda::Stream::borrow(*context, static_cast<cuda::StreamHandle>(stream)).capturing();
+  if (context == nullptr) return std::uint64_t{0};
+  if (stream == nullptr) return rank.device().stream()->capture();
+  return cuda::Stream::borrow(*context, static_cast<cuda::StreamHandle>(stream)).capture();
 }
 
 // Between the halves of a combine peers read what the first has announced, until this rank's second
@@ -44,10 +44,10 @@ Result<> Core::await_reads(const RankState& state, const Handle::State& h, Strea
   if (!await_reads_ || h.placement.slot->kind != SlotKind::kSmall || h.packets) return {};
   const symm::Rank& rank = group_->rank(h.rank);
   bool again = h.announced;
-  if (!again && !h.captured) {
-    // Of a dispatch outside of the capture: replays combine it many times.
-    CROSSDOCK_TRY(now, capturing(rank, stream));
-    again = now;
+  if (!again) {
+    // In a capture that does not have the dispatch in it: replays combine it many times.
+    CROSSDOCK_TRY(now, capture_of(rank, stream));
+    again = now != 0 && now != h.capture;
   }
   if (!again) return {};
   const SmallSlot& slot = state.small[h.slot - options_.slots];

@@ -158,10 +158,10 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
     CROSSDOCK_CHECK_OK(choose_small(t.row_bytes, t.cast, t.count));  // before a slot is taken
   CROSSDOCK_TRY(index, take_small_slot(state));
   const symm::Rank& rank = group_->rank(state.rank);
-  bool captured = false;
+  std::uint64_t capture = 0;
   if (await_reads_) {
-    CROSSDOCK_TRY(now, capturing(rank, stream));
-    captured = now;
+    CROSSDOCK_TRY(now, capture_of(rank, stream));
+    capture = now;
   }
   Slot& slot = *state.slots[index];
   const u32 turn = index - options_.slots;
@@ -197,7 +197,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
   h.cast = t.cast;
   h.most_tokens = call.most;
   h.packets = in_packets(call.most, t);
-  h.captured = captured;
+  h.capture = capture;
   CROSSDOCK_CHECK_OK(launch_small(p, h, call.to, stream));
   state.next_small = (turn + 1) % options_.small_slots;  // all ranks count what was launched
   return handle;

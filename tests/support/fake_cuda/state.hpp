@@ -30,6 +30,7 @@ struct Work {
 struct StreamState {
   int device = 0;
   bool capturing = false;
+  std::uint64_t capture = 0;  // its number
   std::vector<Work> recorded;
   std::deque<Work> queue = {};  // what has not run yet
 };

@@ -131,10 +131,19 @@ Status cuStreamIsCapturing(StreamHandle stream, CaptureStatus* status) {
   return Status::kSuccess;
 }
 
+Status cuStreamGetCaptureInfo(StreamHandle stream, CaptureStatus* status, std::uint64_t* id) {
+  const Status asked = cuStreamIsCapturing(stream, status);
+  if (asked == Status::kSuccess && *status == CaptureStatus::kActive)
+    *id = find(state().streams, stream)->capture;
+  return asked;
+}
+
 Status cuStreamBeginCapture(StreamHandle stream, CaptureMode) {
+  static std::uint64_t captures = 0;
   auto* const own = find(state().streams, stream);
   if (!own || own->capturing) return Status::kStreamCaptureUnsupported;
   own->capturing = true;
+  own->capture = captures++;
   own->recorded.clear();
   return Status::kSuccess;
 }

@@ -103,6 +103,24 @@ TEST_F(Graphs, CapturedWorkRunsOnReplayOnly) {
   EXPECT_EQ(memory.as<char>()[63], 7);
 }
 
+TEST_F(Graphs, EveryCaptureHasANumber) {
+  const Context ctx = context();
+  const Stream stream = Stream::create(ctx).value();
+  const Stream other = Stream::create(ctx).value();
+  EXPECT_EQ(*stream.capture(), 0u);
+  Capture capture = Capture::begin(stream).value();
+  const std::uint64_t first = *stream.capture();
+  EXPECT_NE(first, 0u);
+  EXPECT_EQ(*stream.capture(), first);
+  EXPECT_EQ(*other.capture(), 0u);
+  EXPECT_EQ(*Stream::borrow(ctx, nullptr).capture(), 0u);
+  ASSERT_TRUE(capture.finish().ok());
+  EXPECT_EQ(*stream.capture(), 0u);
+  const Capture again = Capture::begin(stream).value();
+  EXPECT_NE(*stream.capture(), 0u);
+  EXPECT_NE(*stream.capture(), first);
+}
+
 TEST_F(Graphs, WaitingWhileCapturingIsRefusedWithASentence) {
   const Stream stream = Stream::create(context()).value();
   const Capture capture = Capture::begin(stream).value();

@@ -205,40 +205,57 @@ TEST_F(EpGpuCalls, CapturesTakeReservedCopiesOnly) {
   ASSERT_TRUE(capture.finish().ok());
 }
 // A wait for readers costs a launch, which only what may be read already is worth.
-TEST_F(EpGpuCalls, ReadersAreWaitedForWhereThereMayBeSome) {
-  constexpr u32 kMore = 32;
-  make({.experts = 8,
-        .top_k = 2,
-        .max_tokens = kMore,
-        .hidden = 512,
-        .slots = 2,
-        .small_tokens = kMore,
-        .compressed = true,
-        .expert_alignment = 4});
-  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
-  void* const rows = on_gpu(0, 1 << 20);
-  const auto few = [&](u32 count) {
-    const Tokens t{.count = count, .rows = rows, .row_bytes = 1024, .ids = rows};
-    return core_->dispatch(0, t, {.most_tokens = count}, stream.handle()).value();
-  };
-  const auto launches = [&](const auto& call) {
+class EpGpuReads : public EpGpuCalls {
+ protected:
+  static constexpr u32 kMore = 32;
+  void SetUp() override {
+    EpGpuCalls::SetUp();
+    make({.experts = 8,
+          .top_k = 2,
+          .max_tokens = kMore,
+          .hidden = 512,
+          .slots = 2,
+          .small_tokens = kMore,
+          .compressed = true,
+          .expert_alignment = 4});
+    stream_.emplace(cuda::Stream::create(context(0)).value());
+    rows_ = on_gpu(0, 1 << 20);
+  }
+  void TearDown() override {
+    stream_.reset();
+    EpGpuCalls::TearDown();
+  }
+  // A dispatch whose rows are listed.
+  Handle few(u32 count) {
+    const Tokens t{.count = count, .rows = rows_, .row_bytes = 1024, .ids = rows_};
+    Handle handle = core_->dispatch(0, t, {.most_tokens = count}, stream_->handle()).value();
+    EXPECT_TRUE(core_->group_rows(handle, stream_->handle()).ok());
+    return handle;
+  }
+  // How many launches a call makes.
+  template <class Call>
+  int launches(const Call& call) {
     const int before = fake_->calls("cuLaunchKernelEx");
     const Result<> done = call();
     EXPECT_TRUE(done.ok()) << done.error().describe();
     return fake_->calls("cuLaunchKernelEx") - before;
-  };
-  const auto reduce = [&](const Handle& handle) {
-    return launches([&] { return core_->reduce_rows(handle, {.rows = rows}, stream.handle()); });
-  };
-  const auto combine = [&](const Handle& handle, Payload payload) {
+  }
+  int reduce(const Handle& handle) {
+    return launches([&] { return core_->reduce_rows(handle, {.rows = rows_}, stream_->handle()); });
+  }
+  int combine(const Handle& handle, Payload payload) {
     return launches([&] {
-      return core_->combine(handle, {.rows = rows}, {.payload = payload}, stream.handle());
+      return core_->combine(handle, {.rows = rows_}, {.payload = payload}, stream_->handle());
     });
-  };
+  }
+  std::optional<cuda::Stream> stream_;
+  void* rows_ = nullptr;
+};
+
+TEST_F(EpGpuReads, AreWaitedForWhereThereMayBeSome) {
   for (const bool packets : {false, true}) {
     const Handle handle = few(packets ? 8 : kMore);
     const int readers = packets ? 0 : 1;
-    ASSERT_TRUE(core_->group_rows(handle, stream.handle()).ok());
     EXPECT_EQ(reduce(handle), 1);
     EXPECT_EQ(reduce(handle), 1);
     EXPECT_EQ(combine(handle, Payload::kBf16), 1);
@@ -246,19 +263,28 @@ TEST_F(EpGpuCalls, ReadersAreWaitedForWhereThereMayBeSome) {
     EXPECT_EQ(combine(handle, Payload::kBf16), 1);
     EXPECT_EQ(combine(handle, Payload::kFp8), packets ? 1 : 3);
   }
-  // A replay begins anew with its dispatch, if it has one.
+}
+// A replay begins anew with its dispatch, if it has one.
+TEST_F(EpGpuReads, AreWaitedForInACaptureThatDoesNotHaveTheDispatch) {
   const Handle outside = few(kMore);
-  ASSERT_TRUE(core_->group_rows(outside, stream.handle()).ok());
-  auto capture = cuda::Capture::begin(stream).value();
+  auto capture = cuda::Capture::begin(*stream_).value();
   EXPECT_EQ(reduce(outside), 2);
   {
     const Handle inside = few(kMore);
-    ASSERT_TRUE(core_->group_rows(inside, stream.handle()).ok());
     EXPECT_EQ(reduce(inside), 1);
     EXPECT_EQ(combine(inside, Payload::kBf16), 1);
     EXPECT_EQ(reduce(inside), 2);
   }
   ASSERT_TRUE(capture.finish().ok());
+}
+TEST_F(EpGpuReads, AreWaitedForWhereTheDispatchIsInAnotherCapture) {
+  auto dispatching = cuda::Capture::begin(*stream_).value();
+  const Handle apart = few(kMore);
+  ASSERT_TRUE(dispatching.finish().ok());
+  EXPECT_EQ(reduce(apart), 1) << "outside of captures nothing is made again";
+  auto reducing = cuda::Capture::begin(*stream_).value();
+  EXPECT_EQ(reduce(apart), 2) << "this one may be replayed more often";
+  ASSERT_TRUE(reducing.finish().ok());
 }
 TEST_F(EpGpuCalls, ThousandsOfCallsTakeNoMoreMemory) {
   const Tokens t = tokens(0);
