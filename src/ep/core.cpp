@@ -11,6 +11,10 @@ namespace crossdock::ep {
 
 using device::KernelId;
 
+namespace {
+constexpr const char* kPrepares = "prepare its kernels";
+}  // namespace
+
 Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   const auto deadline = Deadline::in(options.ranks.timeout);
   CROSSDOCK_TRY(window, make_window(options.ep, options.ranks.world));
@@ -39,15 +43,21 @@ Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
   core->combine_blocks_ = ep::combine_blocks(options, world);
   core->jit_ = std::move(jit);
   core->group_ = std::move(group);
-  CROSSDOCK_TRY(launcher, symm::Launcher::create(*core->group_, core->jit_.get()));
-  core->launcher_.emplace(std::move(launcher));
-  CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
-  core->fit_copy_blocks();
-  CROSSDOCK_CHECK_OK(core->check_resident());
-  for (const u32 rank : core->group_->local_ranks())
-    CROSSDOCK_CHECK_OK(core->prepare_rank(rank));
-  CROSSDOCK_CHECK_OK(core->mask_vacant(deadline));
+  // One that fails alone would be waited for by the others until the deadline of their first call.
+  const Result<> prepared = core->prepare(deadline);
+  CROSSDOCK_CHECK_OK(core->group_->conclude(prepared, kPrepares, deadline));
   return core;
+}
+
+Result<> Core::prepare(Deadline deadline) {
+  CROSSDOCK_TRY(launcher, symm::Launcher::create(*group_, jit_.get()));
+  launcher_.emplace(std::move(launcher));
+  CROSSDOCK_CHECK_OK(prepare_kernels(deadline));
+  fit_copy_blocks();
+  CROSSDOCK_CHECK_OK(check_resident());
+  for (const u32 rank : group_->local_ranks())
+    CROSSDOCK_CHECK_OK(prepare_rank(rank));
+  return mask_vacant(deadline);
 }
 
 DispatchShape Core::shape_of(u32 row_bytes, bool cast, u32 groups) const {
@@ -200,8 +210,9 @@ Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
 }
 
 // Before a reset or a reform: handles from before are refused, and windows will be zero.
-void Core::begin_anew() {
+void Core::begin_anew(const char* by) {
   ++generation_;
+  anew_ = by;
   for (RankState& state : ranks_) {
     state.next_small = state.told = 0;
     for (SmallSlot& slot : state.small)
@@ -210,16 +221,17 @@ void Core::begin_anew() {
 }
 
 Result<> Core::reset(Deadline deadline) {
-  begin_anew();
+  begin_anew("reset()");
   CROSSDOCK_CHECK_OK(group_->reset(deadline));
   return mask_vacant(deadline);  // masks are zero again
 }
 
-// Windows stay where they were, so all that was prepared holds.
+// Windows stay where they were, so all that was prepared holds. A newcomer prepares meanwhile, and
+// tells in create() how that went.
 Result<> Core::reform(Deadline deadline) {
-  begin_anew();
+  begin_anew("reform()");
   CROSSDOCK_CHECK_OK(group_->reform(deadline));
-  return mask_vacant(deadline);
+  return group_->conclude(mask_vacant(deadline), kPrepares, deadline);
 }
 
 }  // namespace crossdock::ep

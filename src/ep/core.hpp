@@ -139,10 +139,11 @@ class Core : public std::enable_shared_from_this<Core> {
     symm::Prepared<device::EpExpandedDispatchParams> kernel;
   };
   Core() = default;
+  Result<> prepare(Deadline deadline);
   Result<> prepare_kernels(Deadline deadline);
   void fit_copy_blocks();
   Result<> check_resident() const;
-  void begin_anew();
+  void begin_anew(const char* by);
   [[nodiscard]] u32 vacant_bits() const;
   Result<> mask_vacant(Deadline deadline);
   static Result<> check_no_half(const RankState& state);
@@ -306,7 +307,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;
   std::optional<symm::Prepared<device::EpCopyRowsParams>> copy_rows_;
-  u32 generation_ = 0;  // resets so far
+  u32 generation_ = 0;     // resets and reforms so far
+  const char* anew_ = "";  // the last of them, for a handle from before it
   std::vector<RankState> ranks_;
 };
 

@@ -22,8 +22,8 @@ Result<Handle::State*> Core::own(const Handle& handle, const char* call) const {
     return invalid_argument(
         fmt::format("ep {}: the handle is of another group: use the group that made it", call));
   if (h->generation != generation_)
-    return invalid_argument(
-        fmt::format("ep {}: the handle is from before the group's reset(): dispatch again", call));
+    return invalid_argument(fmt::format(
+        "ep {}: the handle is from before the group's {}: dispatch again", call, anew_));
   return h;
 }
 

@@ -64,10 +64,22 @@ Result<> Group::reset_together(Deadline deadline) {
 
 Result<> Group::reset(Deadline deadline) {
   if (broken_ != nullptr) return check();
-  auto done = reset_together(deadline);
-  if (!done.ok())
-    broken_ = meeting_ ? "a reset of this group failed: reform() it, or destroy it"
-                       : "a reset of this group failed: destroy it, create another";
+  return keep_or_break(reset_together(deadline),
+                       "a reset of this group failed: destroy it, create another",
+                       "a reset of this group failed: reform() it, or destroy it");
+}
+
+Result<> Group::conclude(const Result<>& mine, const char* what, Deadline deadline) {
+  if (broken_ != nullptr) return check();
+  const auto outcomes = steps_->conclude(mine, local_.front(), what, {}, deadline);
+  return keep_or_break(outcomes.ok() ? Result<>() : outcomes.error(),
+                       "a process of this group failed: destroy it, create another",
+                       "a process of this group failed: reform() it, or destroy it");
+}
+
+// `why` the group is of no more use if it is `done` with an error.
+Result<> Group::keep_or_break(Result<> done, const char* why, const char* why_elastic) {
+  if (!done.ok()) broken_ = meeting_ ? why_elastic : why;
   return done;
 }
 

@@ -74,6 +74,11 @@ class Group {
   // run on the local ranks. After an error (all get one: a newcomer with other sizes, a process
   // that died meanwhile, too few) the group is of no use until a reform() succeeds.
   Result<> reform(Deadline deadline);
+  // Tells the other processes how something went here that each has done for itself, and learns how
+  // it went there: the error of this process if it has one, else that of another, naming its rank.
+  // `what` names it: "prepare its kernels". Collective among the processes. After an error the
+  // group is of no more use, as after one of reset().
+  Result<> conclude(const Result<>& mine, const char* what, Deadline deadline);
   // Ranks of processes that wait to join: it takes a reform() of all to let them in.
   Result<std::vector<u32>> waiting_ranks(Deadline deadline) const;
 
@@ -83,6 +88,7 @@ class Group {
       : options_(options), layout_(layout) {}
   Result<> clear(Deadline deadline);
   Result<> reset_together(Deadline deadline);
+  Result<> keep_or_break(Result<> done, const char* why, const char* why_elastic);
 
   GroupOptions options_;
   device::SymmetricLayout layout_;

@@ -95,7 +95,7 @@ def test_a_rank_leaves_and_another_takes_its_seat():
     kept = members.round(3)[0]  # nobody has reformed the group: the kernels go on without it
     assert members.groups[0].masked() == [2]
     assert members.reform() == [None, None]
-    with raises(crossdock.InvalidArgument, "from before the group's reset()"):
+    with raises(crossdock.InvalidArgument, "from before the group's reform()"):
         members.groups[0].combine(kept)
     for group in members.groups.values():
         assert (group.vacant_ranks, group.waiting_ranks(), group.masked()) == ([2], [], [2])

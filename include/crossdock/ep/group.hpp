@@ -246,7 +246,9 @@ struct StatisticsMemory {
 
 class CROSSDOCK_API Group {
  public:
-  // Collective among the processes; compiles the kernels or loads them from the cache.
+  // Collective among the processes; compiles the kernels or loads them from the cache. A process
+  // that fails, also because its GPU has no room for the blocks that must run at once, is named to
+  // all.
   static Result<Group> create(const GroupOptions& options);
   Group(Group&&) noexcept;
   Group& operator=(Group&&) noexcept;
@@ -337,8 +339,9 @@ class CROSSDOCK_API Group {
   Result<> reset(Deadline deadline);
   // Elastic groups (symm::GroupOptions::place): goes on with the processes that are left, which all
   // call this when no work of the group is left on any stream, and with new ones, which call
-  // create() with the same options for the ranks of those that are gone. Else as reset(). After an
-  // error the group is of no use until a reform() succeeds.
+  // create() with the same options for the ranks of those that are gone, and are waited for until
+  // they have prepared their kernels. Else as reset(). After an error, which all get, the group is
+  // of no use until a reform() succeeds.
   Result<> reform(Deadline deadline);
   // Ranks that no process has, ascending. With Options::masks they are masked; else every dispatch
   // waits for them until its deadline: a group without masks needs all its seats.

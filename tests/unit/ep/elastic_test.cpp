@@ -148,7 +148,7 @@ TEST_P(EpElastic, ARankLeavesAndAnotherTakesItsSeat) {
     const auto refused = members_[0]->group().combine(*before, {.rows = members_[0]->combined(0)});
     before.reset();  // it keeps its slot
     EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-    EXPECT_THAT(refused.error().message, HasSubstr("from before the group's reset()"));
+    EXPECT_THAT(refused.error().message, HasSubstr("from before the group's reform()"));
     ASSERT_NO_FATAL_FAILURE(rounds(2));
     for (const auto& done : let_in(join(2)))
       ASSERT_TRUE(done.ok()) << done.error().describe();

@@ -2,7 +2,10 @@
 // copies, captures, pointers that a kernel must not follow, thousands of calls without growth.
 // Kernels do nothing here.
 // SPDX-License-Identifier: Apache-2.0
+#include <future>
 #include <gmock/gmock.h>
+
+#include <crossdock/symm/exchange.hpp>
 
 #include "cuda/graph.hpp"
 #include "cuda/memory.hpp"
@@ -15,6 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class EpGpuCalls : public crossdock::testing::FakeCudaTest {
  protected:
@@ -94,6 +98,31 @@ TEST_F(EpGpuCalls, MoreBlocksThanRunAtOnceAreRefused) {
   many.expert_alignment = 4;
   many.small_expand_sms = 130;
   refuse(many, "small_sms + small_expand_sms makes 140 blocks");
+}
+
+// Each process looks at its own ranks; all are told.
+TEST_F(EpGpuCalls, AProcessThatHasNoRoomIsNamedToTheOthers) {
+  Options options{.experts = 8, .top_k = 2, .max_tokens = kTokens, .hidden = 256};
+  options.dispatch_sms_of = {12, 140};
+  const auto create = [&](u32 rank) -> Result<std::shared_ptr<Core>> {
+    const Deadline soon = Deadline::in(60s);
+    CROSSDOCK_TRY(exchange, symm::open_store_exchange("inproc://ep-room", "room", {rank, 2}, soon));
+    symm::GroupOptions ranks{.world = 2, .ranks = {{.rank = rank, .device = int(rank)}}};
+    ranks.exchange = std::move(exchange);
+    CROSSDOCK_TRY(group,
+                  symm::Group::create(ranks, make_window(options, 2).value().layout, driver_));
+    auto jit = std::make_unique<jit::Jit>(
+        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+    return Core::create(std::move(group), std::move(jit), options, soon);
+  };
+  auto other = std::async(std::launch::async, [&] { return create(1); });
+  const auto mine = create(0);
+  const auto theirs = other.get();
+  ASSERT_EQ(theirs.code(), Code::kInvalidArgument);
+  EXPECT_THAT(theirs.error().message, StartsWith("ep: dispatch_sms makes 140 blocks of rank 1"));
+  ASSERT_EQ(mine.code(), Code::kInvalidArgument);
+  EXPECT_THAT(mine.error().message,
+              StartsWith("rank 1 failed: ep: dispatch_sms makes 140 blocks of rank 1"));
 }
 
 // Nobody has asked for so many as the rule says: what there is room for, or copies afterwards.
