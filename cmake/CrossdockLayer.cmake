@@ -28,6 +28,11 @@ function(crossdock_test name)
   target_link_libraries(${name} PRIVATE crossdock_internal crossdock_options GTest::gmock_main
                         ${ARG_LIBS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  # What GCC 12 sees at -O3 in strings that are joined or assigned (GCC bugs 105651, 105562), and is not there.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${name} PRIVATE
+                           $<$<CONFIG:Release>:-Wno-restrict> $<$<CONFIG:Release>:-Wno-maybe-uninitialized>)
+  endif()
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
 endfunction()

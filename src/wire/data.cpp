@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/data.hpp"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "wire/checksum.hpp"
@@ -41,6 +42,16 @@ void store_header(const DataHeader& header, std::byte* out) {
   store_le(out + kHeaderSumOffset, sum32(Bytes(out, kHeaderSumOffset), kHeaderSeed));
 }
 
+// Fills what is left up to the payload, then the header. Precondition: the content lies behind the
+// header, and `out` holds the head. Returns the head's size.
+std::size_t finish_head(DataHeader header, std::span<std::byte> out) {
+  const std::span<std::byte> body = out.subspan(kDataHeaderBytes, header.body_bytes());
+  std::ranges::fill(body.subspan(header.content_bytes()), std::byte{0});
+  header.body_checksum = sum32(body, header.request_id);
+  store_header(header, out.data());
+  return header.head_bytes();
+}
+
 Error too_small(std::size_t have, std::size_t need) {
   return invalid_argument(
       fmt::format("buffer of {} bytes is too small for a frame head of {}", have, need));
@@ -52,7 +63,7 @@ Result<std::size_t> encode_request(DataType type, const RequestFrame& frame,
   if (descriptors.empty() || descriptors.size() > kMaxDescriptors)
     return invalid_argument(fmt::format("{} of {} descriptors must have 1 to {}", to_string(type),
                                         descriptors.size(), kMaxDescriptors));
-  const std::size_t size = kDataHeaderBytes + descriptors.size() * kDescriptorBytes;
+  const std::size_t size = data_head_bytes(descriptors.size() * kDescriptorBytes);
   if (out.size() < size) return too_small(out.size(), size);
   std::uint64_t total = 0;
   std::byte* body = out.data() + kDataHeaderBytes;
@@ -75,9 +86,7 @@ Result<std::size_t> encode_request(DataType type, const RequestFrame& frame,
                     .payload_bytes = static_cast<std::uint32_t>(total),
                     .expiry_ms = frame.expiry_ms,
                     .checksum = type == DataType::kWrite ? frame.checksum : 0};
-  header.body_checksum = sum32(Bytes(body, size - kDataHeaderBytes), frame.request_id);
-  store_header(header, out.data());
-  return size;
+  return finish_head(header, out);
 }
 
 Result<> check_limits(const DataHeader& header, std::uint16_t status) {
@@ -125,29 +134,26 @@ Result<std::size_t> encode_read_data(const ReadDataFrame& frame, std::span<std::
     return invalid_argument(
         fmt::format("READ_DATA of {} bytes exceeds the {} bytes of a data frame",
                     frame.payload_bytes, kMaxDataPayload));
-  if (out.size() < kDataHeaderBytes) return too_small(out.size(), kDataHeaderBytes);
-  store_header({.type = DataType::kReadData,
-                .has_checksum = frame.has_checksum,
-                .request_id = frame.request_id,
-                .payload_bytes = frame.payload_bytes,
-                .checksum = frame.checksum,
-                .body_checksum = sum32({}, frame.request_id)},
-               out.data());
-  return kDataHeaderBytes;
+  if (out.size() < kMinDataHeadBytes) return too_small(out.size(), kMinDataHeadBytes);
+  return finish_head({.type = DataType::kReadData,
+                      .has_checksum = frame.has_checksum,
+                      .request_id = frame.request_id,
+                      .payload_bytes = frame.payload_bytes,
+                      .checksum = frame.checksum},
+                     out);
 }
 
 Result<std::size_t> encode_ack(const AckFrame& frame, std::span<std::byte> out) {
   const Bytes message = as_bytes(frame.message.substr(0, kMaxAckMessageBytes));
-  const std::size_t size = kDataHeaderBytes + message.size();
+  const std::size_t size = data_head_bytes(message.size());
   if (out.size() < size) return too_small(out.size(), size);
   if (!message.empty()) std::memcpy(out.data() + kDataHeaderBytes, message.data(), message.size());
-  store_header({.type = DataType::kAck,
-                .count = static_cast<std::uint16_t>(message.size()),
-                .status = frame.status,
-                .request_id = frame.request_id,
-                .payload_bytes = frame.bytes_applied,
-                .body_checksum = sum32(message, frame.request_id)},
-               out.data());
+  return finish_head({.type = DataType::kAck,
+                      .count = static_cast<std::uint16_t>(message.size()),
+                      .status = frame.status,
+                      .request_id = frame.request_id,
+                      .payload_bytes = frame.bytes_applied},
+                     out);
   return size;
 }
 
@@ -212,7 +218,7 @@ Result<std::string_view> decode_ack_message(const DataHeader& header, Bytes body
   if (sum32(body, header.request_id) != header.body_checksum)
     return malformed(
         fmt::format("checksum of the message for request {} does not match", header.request_id));
-  return as_text(body);
+  return as_text(body.first(header.content_bytes()));
 }
 
 Result<> check_payload(const DataHeader& header, std::uint64_t computed) {

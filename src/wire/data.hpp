@@ -1,5 +1,6 @@
 // Frames of a TCP data lane. Every frame is a fixed 40-byte header, then its descriptors (WRITE,
-// READ) or its message (ACK), then raw payload (WRITE, READ_DATA) that is never copied here:
+// READ) or its message (ACK), then zeros up to a multiple of 64 bytes, then raw payload (WRITE,
+// READ_DATA) that is never copied here:
 //
 //   initiator                                  target
 //     WRITE   header | count descriptors | payload    ->
@@ -17,7 +18,10 @@
 //         32  body checksum u32 (descriptors or message)  36  header checksum u32
 //
 // Descriptors and header carry their own checksum always: a flipped bit there would write to a
-// wrong place. Encoding goes to the caller's buffer, decoding to the caller's span; nothing
+// wrong place. The zeros are part of the body's checksum, and of no other use: with them payload of
+// pages lies in the socket's buffers as it does in memory, from a cache line's start on, and the
+// kernel copies it faster (docs/design/tcp.md). Encoding goes to the caller's buffer, decoding to
+// the caller's span; nothing
 // allocates except an error's text. Stateless. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -37,9 +41,16 @@ inline constexpr std::size_t kDescriptorBytes = 12;   // addr u64, length u32
 inline constexpr std::size_t kMaxDescriptors = 4096;  // 48 KiB
 inline constexpr std::uint32_t kMaxDataPayload = 16u << 20;
 inline constexpr std::size_t kMaxAckMessageBytes = 256;
+// Bytes before the payload of a frame with `content` bytes of descriptors or message.
+constexpr std::size_t data_head_bytes(std::size_t content) {
+  constexpr std::size_t kAlign = 64;
+  return (kDataHeaderBytes + content + kAlign - 1) / kAlign * kAlign;
+}
+inline constexpr std::size_t kMinDataHeadBytes = data_head_bytes(0);
+inline constexpr std::size_t kMaxAckBytes = data_head_bytes(kMaxAckMessageBytes);
 // Room for the header and body of any frame.
 inline constexpr std::size_t kMaxDataHeadBytes =
-    kDataHeaderBytes + kMaxDescriptors * kDescriptorBytes;
+    data_head_bytes(kMaxDescriptors * kDescriptorBytes);
 
 enum class DataType : std::uint8_t { kWrite = 1, kRead = 2, kReadData = 3, kAck = 4 };
 std::string_view to_string(DataType type) noexcept;
@@ -62,12 +73,15 @@ struct DataHeader {
   std::uint64_t checksum = 0;
   std::uint32_t body_checksum = 0;
 
-  // Bytes between header and payload.
-  [[nodiscard]] std::size_t body_bytes() const {
+  // Descriptors or message.
+  [[nodiscard]] std::size_t content_bytes() const {
     return type == DataType::kAck        ? count
            : type == DataType::kReadData ? 0
                                          : count * kDescriptorBytes;
   }
+  // Everything before the payload, and what of it follows the header.
+  [[nodiscard]] std::size_t head_bytes() const { return data_head_bytes(content_bytes()); }
+  [[nodiscard]] std::size_t body_bytes() const { return head_bytes() - kDataHeaderBytes; }
   // Raw bytes that follow header and body on the wire.
   [[nodiscard]] std::uint32_t trailing_bytes() const {
     return type == DataType::kWrite || type == DataType::kReadData ? payload_bytes : 0;

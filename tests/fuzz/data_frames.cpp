@@ -18,7 +18,8 @@ void repair(std::span<std::byte> frame) {
   const auto id = load_le<std::uint64_t>(frame.data() + 8);
   const auto count = load_le<std::uint16_t>(frame.data() + 4);
   const auto type = load_le<std::uint8_t>(frame.data() + 2);
-  const std::size_t body = type == 4 ? count : count * kDescriptorBytes;
+  const std::size_t content = type == 4 ? count : type == 3 ? 0 : count * kDescriptorBytes;
+  const std::size_t body = data_head_bytes(content) - kDataHeaderBytes;
   if (frame.size() - kDataHeaderBytes >= body) {
     const Bytes bytes = Bytes(frame).subspan(kDataHeaderBytes, body);
     store_le(frame.data() + 32, static_cast<std::uint32_t>(xxh3_64(bytes, id)));

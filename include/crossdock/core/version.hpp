@@ -14,7 +14,7 @@ inline constexpr int kVersionPatch = 0;
 inline constexpr std::string_view kVersion = "0.1.0";
 
 // Peers of different wire versions refuse each other with kIncompatible.
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 
 }  // namespace v1
 }  // namespace crossdock

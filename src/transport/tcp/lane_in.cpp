@@ -11,7 +11,7 @@ namespace crossdock::transport::tcp {
 namespace {
 
 constexpr std::size_t kStageBytes = wire::kMaxDataHeadBytes + 16 * 1024;
-constexpr std::size_t kMaxAnswerBytes = wire::kDataHeaderBytes + wire::kMaxAckMessageBytes;
+constexpr std::size_t kMaxAnswerBytes = wire::kMaxAckBytes;
 // Answers wait for company until this much was applied, or until there is nothing more to read.
 constexpr std::uint64_t kAnswerAfterBytes = 256 * 1024;
 // One turn of a lane, so that the others of its worker are served in between.
@@ -84,7 +84,7 @@ LaneIn::Step LaneIn::read_head() {
   if (!header.ok()) return end(header.error().message);
   if (header->type != wire::DataType::kWrite && header->type != wire::DataType::kRead)
     return end(fmt::format("{} from an initiator", wire::to_string(header->type)));
-  head_bytes_ = wire::kDataHeaderBytes + header->body_bytes();
+  head_bytes_ = header->head_bytes();
   if (staged.size() < head_bytes_) return fill();
   if (descriptors_.size() < header->count) descriptors_.resize(header->count);
   const auto body = staged.subspan(wire::kDataHeaderBytes, header->body_bytes());
@@ -238,14 +238,14 @@ LaneIn::Step LaneIn::send_payload() {
 
 bool LaneIn::head_unsent() const {
   return payload_.bytes() >=
-         wire::kDataHeaderBytes + std::uint64_t{header_.payload_bytes} + verdict_bytes_;
+         wire::kMinDataHeadBytes + std::uint64_t{header_.payload_bytes} + verdict_bytes_;
 }
 
 // The answers before it, of which some may have left, go on their way.
 LaneIn::Step LaneIn::refuse_read(Code status, std::string_view message) {
   const std::uint64_t unsent_answers =
-      payload_.bytes() - header_.payload_bytes - wire::kDataHeaderBytes - verdict_bytes_;
-  answers_end_ -= wire::kDataHeaderBytes;
+      payload_.bytes() - header_.payload_bytes - wire::kMinDataHeadBytes - verdict_bytes_;
+  answers_end_ -= wire::kMinDataHeadBytes;
   answers_begin_ = answers_end_ - unsent_answers;
   payload_.clear();
   return answer(status, message);

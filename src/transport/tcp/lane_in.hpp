@@ -105,11 +105,11 @@ class LaneIn final : public Pollable {
   std::vector<mem::Lease> leases_;
   PieceList payload_;
   std::uint64_t to_drain_ = 0;
-  bool drained_ = false;                             // the last fill() took all there was
-  std::size_t head_bytes_ = wire::kDataHeaderBytes;  // of the last frame: read that much ahead
+  bool drained_ = false;                              // the last fill() took all there was
+  std::size_t head_bytes_ = wire::kMinDataHeadBytes;  // of the last frame: read that much ahead
   Code refusal_ = Code::kOk;
   std::string refusal_text_;
-  std::array<std::byte, wire::kDataHeaderBytes + wire::kMaxAckMessageBytes> verdict_;
+  std::array<std::byte, wire::kMaxAckBytes> verdict_;
   std::size_t verdict_bytes_ = 0;  // of the READ in progress
   // Answers that were not sent yet.
   std::array<std::byte, 4096> answers_;

@@ -16,7 +16,7 @@ constexpr std::size_t kStageBytes = 8 * 1024;
 constexpr std::uint64_t kSendBudget = 4u << 20;
 constexpr int kReceiveBudget = 32;
 // Behind the payload of a READ_DATA: its verdict, and the next one's head.
-constexpr std::size_t kReadAhead = 2 * wire::kDataHeaderBytes;
+constexpr std::size_t kReadAhead = 2 * wire::kMinDataHeadBytes;
 // In flight and no more than this: the answer is worth polling for.
 constexpr std::uint64_t kSmallFlightBytes = 16 * 1024;
 
@@ -215,16 +215,16 @@ Result<> LaneOut::handle_staged() {
     const wire::Bytes staged = reader_.staged();
     if (staged.size() < wire::kDataHeaderBytes) return {};
     CROSSDOCK_TRY(header, wire::decode_data_header(staged.first(wire::kDataHeaderBytes)));
-    const wire::Bytes rest = staged.subspan(wire::kDataHeaderBytes);
-    const std::size_t body = header.body_bytes();
-    if (header.type == wire::DataType::kAck) {
-      if (rest.size() < body) return {};
-      CROSSDOCK_CHECK_OK(handle_ack(header, rest.first(body)));
-      reader_.consume(wire::kDataHeaderBytes + body);
-    } else {
+    if (header.type != wire::DataType::kReadData && header.type != wire::DataType::kAck)
+      return make_error(Code::kCorrupt,
+                        fmt::format("{} from a target", wire::to_string(header.type)));
+    if (staged.size() < header.head_bytes()) return {};
+    const wire::Bytes body = staged.subspan(wire::kDataHeaderBytes, header.body_bytes());
+    if (header.type == wire::DataType::kAck)
+      CROSSDOCK_CHECK_OK(handle_ack(header, body));
+    else
       CROSSDOCK_CHECK_OK(handle_read_data(header));
-      reader_.consume(wire::kDataHeaderBytes);
-    }
+    reader_.consume(header.head_bytes());
   }
 }
 
@@ -268,9 +268,6 @@ Result<> LaneOut::handle_ack(const wire::DataHeader& header, wire::Bytes body) {
 // The payload that follows goes straight to the slices of the frame; whether it counts is said
 // after it.
 Result<> LaneOut::handle_read_data(const wire::DataHeader& header) {
-  if (header.type != wire::DataType::kReadData)
-    return make_error(Code::kCorrupt,
-                      fmt::format("{} from a target", wire::to_string(header.type)));
   CROSSDOCK_TRY(record, answered(header));
   if (record.op != Op::kRead || header.payload_bytes != record.bytes || reading_)
     return make_error(Code::kCorrupt,

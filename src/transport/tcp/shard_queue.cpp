@@ -10,7 +10,8 @@
 namespace crossdock::transport::tcp {
 namespace {
 
-// Room for the head of one largest frame, or for many small ones.
+// Room for the head of one largest frame, or for many small ones. A multiple of what heads are
+// padded to, so that a frame which fits by its content fits.
 constexpr std::size_t kHeadBytes = 48 * 1024;
 // A batch with less room than this is sent before another frame is cut, so that frames stay large.
 constexpr std::size_t kWorthwhileSlices = 128;
@@ -78,7 +79,7 @@ void ShardQueue::cut(SendBatch& batch, std::uint64_t max_bytes) {
   const std::lock_guard lock(mutex_);
   while (batch.payload_bytes < max_bytes && batch.pieces.size() + kWorthwhileSlices < kMaxIov &&
          kHeadBytes - batch.heads_used >
-             wire::kDataHeaderBytes + kWorthwhileSlices * wire::kDescriptorBytes) {
+             wire::data_head_bytes(kWorthwhileSlices * wire::kDescriptorBytes)) {
     if (!cut_frame(batch)) return;
   }
 }
@@ -117,7 +118,7 @@ bool ShardQueue::cut_frame(SendBatch& batch) {
 void ShardQueue::cut_slices(Shard& shard, SendBatch& batch, FlightRecord& record) {
   State& st = state(shard);
   const std::size_t room_in_heads =
-      (kHeadBytes - batch.heads_used - wire::kDataHeaderBytes) / wire::kDescriptorBytes;
+      (kHeadBytes - batch.heads_used - wire::kMinDataHeadBytes) / wire::kDescriptorBytes;
   const std::size_t most =
       std::min({kMaxFrameSlices, room_in_heads, kMaxIov - batch.pieces.size()});
   batch.descriptors.clear();

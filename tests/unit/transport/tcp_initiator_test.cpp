@@ -75,12 +75,12 @@ class TcpInitiator : public ::testing::Test {
   }
   static Bytes ack(std::uint64_t id, std::uint32_t bytes, Code status = Code::kOk,
                    std::string_view message = {}) {
-    Bytes out(wire::kDataHeaderBytes + wire::kMaxAckMessageBytes);
+    Bytes out(wire::kMaxAckBytes);
     out.resize(wire::encode_ack({id, status, bytes, message}, out).value());
     return out;
   }
   static Bytes read_data(std::uint64_t id, std::uint32_t bytes) {
-    Bytes out(wire::kDataHeaderBytes);
+    Bytes out(wire::kMinDataHeadBytes);
     EXPECT_TRUE(wire::encode_read_data({.request_id = id, .payload_bytes = bytes}, out).ok());
     out.resize(out.size() + bytes, std::byte{0x42});
     return out;
@@ -180,7 +180,8 @@ TEST_F(TcpInitiator, AnAnswerBeforeTheEndOfTheRequestIsALie) {
   send(ack(0, 1 << 20));
   send(ack(1, 1 << 20));
   for (std::uint64_t id = 2; id < 16; ++id)
-    if (::send(fd_.get(), ack(id, 1 << 20).data(), wire::kDataHeaderBytes, MSG_NOSIGNAL) < 0) break;
+    if (::send(fd_.get(), ack(id, 1 << 20).data(), wire::kMinDataHeadBytes, MSG_NOSIGNAL) < 0)
+      break;
   ASSERT_TRUE(sink_.wait(1));
   ASSERT_TRUE(sink_.error(0));
   EXPECT_EQ(sink_.error(0)->code, Code::kPeerLost);
@@ -264,7 +265,7 @@ TEST_F(TcpInitiator, BackPressureInsteadOfWaiting) {
   EXPECT_GE(posted.size(), 100u);
   EXPECT_LE(posted.size(), 106u);  // and those in flight
   // Only the window comes without an answer.
-  const std::size_t frame = wire::kDataHeaderBytes + wire::kDescriptorBytes + (64 << 10);
+  const std::size_t frame = wire::data_head_bytes(wire::kDescriptorBytes) + (64 << 10);
   receive(4 * frame);
   pollfd p{.fd = fd_.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(::poll(&p, 1, 50), 0) << "more was sent than the window allows";

@@ -46,7 +46,7 @@ TEST_F(TcpShardQueue, CutsAtTheFrameSizeAndInsideASlice) {
     EXPECT_EQ(record.first_slice, first[i]);
     EXPECT_EQ(record.first_offset, offset[i]);
     EXPECT_EQ(record.slices_end, end[i]);
-    stream += wire::kDataHeaderBytes + (i == 2 ? 1 : 2) * wire::kDescriptorBytes + bytes[i];
+    stream += wire::data_head_bytes((i == 2 ? 1 : 2) * wire::kDescriptorBytes) + bytes[i];
     EXPECT_EQ(record.stream_end, stream);
     queue.settle(std::nullopt);
     EXPECT_EQ(owned.shard.slices_done, end[i]);
@@ -106,7 +106,7 @@ TEST_F(TcpShardQueue, ARangeThatWrapsFailsItsShardOnly) {
   ASSERT_TRUE(queue.push(shard(good, 1, 100), idle_).ok());
   queue.cut(batch_, 1 << 20);
   EXPECT_EQ(queue.flight_frames(), 1u);
-  EXPECT_EQ(batch_.pieces.bytes(), wire::kDataHeaderBytes + wire::kDescriptorBytes + 100);
+  EXPECT_EQ(batch_.pieces.bytes(), wire::data_head_bytes(wire::kDescriptorBytes) + 100);
   ASSERT_EQ(queue.take_done(), &bad.shard);
   EXPECT_EQ(ShardQueue::take_error(bad.shard)->code, Code::kInvalidArgument);
 }

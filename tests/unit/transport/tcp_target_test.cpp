@@ -107,7 +107,9 @@ class TcpTarget : public ::testing::Test {
     EXPECT_TRUE(header.ok()) << header.error().message;
     if (!header.ok()) return {};
     const Bytes body = receive(header->body_bytes());
-    return {*header, std::string(reinterpret_cast<const char*>(body.data()), body.size())};
+    const auto message = wire::decode_ack_message(*header, body);
+    EXPECT_TRUE(message.ok()) << message.error().message;
+    return {*header, std::string(message.ok() ? message.value() : std::string_view())};
   }
   void reset_from_initiator() { abort_connection(fd_); }
   bool lane_ends() {
@@ -159,12 +161,12 @@ TEST_F(TcpTarget, AFlippedBitAnywhereInTheHeadEndsTheLaneWithNothingWritten) {
 }
 
 TEST_F(TcpTarget, FramesThatOnlyATargetSendsEndTheLane) {
-  Bytes ack(wire::kDataHeaderBytes);
+  Bytes ack(wire::kMinDataHeadBytes);
   ASSERT_TRUE(wire::encode_ack({.request_id = 0, .bytes_applied = 1}, ack).ok());
   open();
   send(ack);
   EXPECT_TRUE(lane_ends());
-  Bytes data(wire::kDataHeaderBytes);
+  Bytes data(wire::kMinDataHeadBytes);
   ASSERT_TRUE(wire::encode_read_data({.request_id = 0, .payload_bytes = 8}, data).ok());
   open();
   send(data);
@@ -333,13 +335,13 @@ TEST_F(TcpTarget, AReadThatExpiresBeforeItsFirstByteIsRefused) {
     for (std::uint64_t id = first; id < first + kReads; ++id) {
       const auto header = wire::decode_data_header(receive(wire::kDataHeaderBytes)).value();
       ASSERT_EQ(header.request_id, id);
+      receive(header.body_bytes());
       if (header.type == wire::DataType::kReadData) {
         ASSERT_EQ(receive(8).size(), 8u);
         ASSERT_EQ(receive_ack().header.payload_bytes, 8u);
         continue;
       }
       ASSERT_EQ(header.status, Code::kDeadline);
-      receive(header.body_bytes());
       ++refused;
     }
   }
@@ -364,6 +366,7 @@ TEST_F(TcpTarget, AReadThatLosesItsMemoryIsCompletedAndTakenBack) {
   read(0, kBytes);
   const auto header = wire::decode_data_header(receive(wire::kDataHeaderBytes)).value();
   ASSERT_EQ(header.type, wire::DataType::kReadData);
+  receive(header.body_bytes());
   const Bytes data = receive(kBytes);
   ASSERT_EQ(data.size(), kBytes);
   // The kernel takes whole chunks, so a little of what was still there did not leave.
@@ -377,7 +380,7 @@ TEST_F(TcpTarget, AReadThatLosesItsMemoryIsCompletedAndTakenBack) {
   read(1, kBytes);  // now it is looked at first
   EXPECT_EQ(receive_ack().header.status, Code::kInvalidArgument);
   read(2, kBytes / 2);
-  receive(wire::kDataHeaderBytes + kBytes / 2);
+  receive(wire::kMinDataHeadBytes + kBytes / 2);
   verdict = receive_ack();
   EXPECT_EQ(verdict.header.status, Code::kOk);
   EXPECT_EQ(verdict.header.payload_bytes, kBytes / 2);

@@ -28,7 +28,7 @@ TEST(DataFrame, WriteAndReadSurviveARoundTrip) {
                              .checksum = 0x1234};
     Buffer out(kMaxDataHeadBytes);
     const auto size = (write ? encode_write(frame, out) : encode_read(frame, out)).value();
-    EXPECT_EQ(size, kDataHeaderBytes + 2 * kDescriptorBytes);
+    EXPECT_EQ(size, 64u) << "header and two descriptors";
     const auto header = decode_data_header(out).value();
     EXPECT_EQ(header.type, write ? DataType::kWrite : DataType::kRead);
     EXPECT_EQ(header.request_id, 77u);
@@ -48,32 +48,52 @@ TEST(DataFrame, ReadDataAndAckSurviveARoundTrip) {
   ASSERT_EQ(encode_read_data(
                 {.request_id = 5, .payload_bytes = 9, .has_checksum = true, .checksum = 11}, out)
                 .value(),
-            kDataHeaderBytes);
+            64u);
   const auto data = decode_data_header(out).value();
   EXPECT_EQ(data.type, DataType::kReadData);
   EXPECT_EQ(data.trailing_bytes(), 9u);
-  EXPECT_EQ(data.body_bytes(), 0u);
+  EXPECT_EQ(data.content_bytes(), 0u);
+  EXPECT_EQ(data.body_bytes(), 24u) << "zeros";
   EXPECT_TRUE(check_payload(data, 11).ok());
   EXPECT_EQ(check_payload(data, 12).code(), Code::kCorrupt);
 
   const AckFrame ack{
       .request_id = 6, .status = Code::kDenied, .bytes_applied = 3, .message = "outside"};
   const auto size = encode_ack(ack, out).value();
-  EXPECT_EQ(size, kDataHeaderBytes + 7);
+  EXPECT_EQ(size, 64u);
   const auto header = decode_data_header(out).value();
   EXPECT_EQ(header.type, DataType::kAck);
   EXPECT_EQ(header.status, Code::kDenied);
   EXPECT_EQ(header.payload_bytes, 3u);
   EXPECT_EQ(header.trailing_bytes(), 0u);
-  EXPECT_EQ(decode_ack_message(header, Bytes(out).subspan(40, 7)).value(), "outside");
+  EXPECT_EQ(decode_ack_message(header, Bytes(out).subspan(40, 24)).value(), "outside");
 }
 
 TEST(DataFrame, LongAckMessagesAreCut) {
   Buffer out(kMaxDataHeadBytes);
   const std::string text(1000, 'x');
   const auto size = encode_ack({.request_id = 1, .message = text}, out).value();
-  EXPECT_EQ(size, kDataHeaderBytes + kMaxAckMessageBytes);
+  EXPECT_EQ(size, kMaxAckBytes);
   EXPECT_TRUE(decode_data_header(out).ok());
+}
+
+// What was in the buffer before must not travel, nor tell a frame from an equal one.
+TEST(DataFrame, HeadsEndAtALineAndAreFilledWithZeros) {
+  for (std::size_t n = 1; n < 40; ++n) {
+    const std::vector<Descriptor> descriptors(n, {0x1000, 1});
+    Buffer out(kMaxDataHeadBytes, std::byte{0xee});
+    const auto size = encode_write({.request_id = 3, .descriptors = descriptors}, out).value();
+    const auto header = decode_data_header(out).value();
+    const std::size_t content = kDataHeaderBytes + n * kDescriptorBytes;
+    EXPECT_EQ(size % 64, 0u);
+    EXPECT_LT(size - content, 64u);
+    EXPECT_EQ(size, header.head_bytes());
+    EXPECT_EQ(out[size], std::byte{0xee}) << "behind the head";
+    for (std::size_t i = content; i < size; ++i)
+      EXPECT_EQ(out[i], std::byte{0}) << n << " descriptors, byte " << i;
+    std::vector<Descriptor> got(n);
+    EXPECT_TRUE(decode_descriptors(header, Bytes(out).subspan(40, header.body_bytes()), got).ok());
+  }
 }
 
 TEST(DataFrame, EveryTruncationIsAnError) {
@@ -88,7 +108,8 @@ TEST(DataFrame, EveryTruncationIsAnError) {
 }
 
 TEST(DataFrame, AnyFlippedBitOfHeaderOrDescriptorsIsNoticed) {
-  const Buffer good = write_frame({.request_id = 9, .descriptors = kTwo});
+  const std::vector<Descriptor> three(3, {0x2000, 8});
+  const Buffer good = write_frame({.request_id = 9, .descriptors = three});
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     Buffer bytes = good;
     bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
@@ -97,7 +118,7 @@ TEST(DataFrame, AnyFlippedBitOfHeaderOrDescriptorsIsNoticed) {
       EXPECT_FALSE(header.ok()) << "bit " << bit;
       continue;
     }
-    std::vector<Descriptor> out(2);
+    std::vector<Descriptor> out(3);
     EXPECT_EQ(decode_descriptors(*header, Bytes(bytes).subspan(40), out).code(), Code::kCorrupt)
         << "bit " << bit;
   }
@@ -116,9 +137,10 @@ TEST(DataFrame, EncodersRefuseWhatDecodersWouldRefuse) {
   EXPECT_EQ(refused(std::vector<Descriptor>(kMaxDescriptors, {0, 1})), Code::kOk);
   EXPECT_EQ(encode_read_data({.payload_bytes = kMaxDataPayload + 1}, out).code(),
             Code::kInvalidArgument);
-  std::array<std::byte, 41> small;
+  std::array<std::byte, 63> small;
   EXPECT_EQ(encode_write({.descriptors = kTwo}, small).code(), Code::kInvalidArgument);
   EXPECT_EQ(encode_ack({.message = "ab"}, small).code(), Code::kInvalidArgument);
+  EXPECT_EQ(encode_read_data({.payload_bytes = 1}, small).code(), Code::kInvalidArgument);
 }
 
 // A header whose own checksum is right though its fields are not, as a hostile peer would send it.
