@@ -53,7 +53,13 @@ constexpr auto e2m1_gemms(bool ue8m0) {
   return with_swiglu(std::array{
       C{.tile_rows = 128, .stages = 3, .fp8 = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 64, .stages = 7, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
+      C{.tile_rows = 32,
+        .stages = 9,
+        .fp8 = true,
+        .swapped = true,
+        .ue8m0 = ue8m0,
+        .fp4 = true,
+        .products = 3},
       C{.tile_rows = 16, .stages = 10, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 8, .stages = 11, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
   });
@@ -71,7 +77,9 @@ constexpr auto e2m1_trials() {
   return std::array{
       C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 1},
       C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 2},
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 3},
+      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true},
+      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 4},
+      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 7},
   };
 }
 

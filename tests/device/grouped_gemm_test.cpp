@@ -207,6 +207,23 @@ TEST(GroupedGemm, Fp4) {
          1);
 }
 // Packed weights run ahead of the input, over the ends of tiles: 3 stages of each, 1 to 13 a tile.
+// Kernels that are chosen by no call yet.
+TEST(GroupedGemm, Fp4OfThirtyTwoRowsTheOtherWays) {
+  for (const u32 how : {1u, 2u, 3u, 4u, 7u}) {
+    auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
+    rig.gemm().core().products(how);
+    for (u32 seed = 1; seed <= 3; ++seed) {
+      SCOPED_TRACE(::testing::Message() << "products " << how << " seed " << seed);
+      rig.gemm().core().launcher().set_schedule(weak_schedule(seed));
+      ASSERT_NO_FATAL_FAILURE(rig.round({.n = 384,
+                                         .k = 640 + 128 * (seed % 2),
+                                         .format = Format::kE2m1,
+                                         .counts = {35, 0, 3},
+                                         .tile = GemmTile::kFew32,
+                                         .seed = seed}));
+    }
+  }
+}
 TEST(GroupedGemm, Fp4UnpackedForManyRows) {
   for (const GemmTile tile : {GemmTile::k128, GemmTile::k64}) {
     rounds({.k = 1664, .format = Format::kE2m1, .counts = {3}, .tile = tile}, 3, 1);

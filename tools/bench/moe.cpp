@@ -190,7 +190,7 @@ void add_moe(CLI::App& group) {
          "--hand-over", options->hand_over,
          "whether another warp stores outputs of e4m3, instead of the library's choice: 0 to 3")
       ->check(CLI::Range(0, 3));
-  sub->add_option("--products", options->products, "of e2m1 with 32 rows")->check(CLI::Range(0, 3));
+  sub->add_option("--products", options->products, "of e2m1 with 32 rows")->check(CLI::Range(0, 7));
   sub->add_option("--world", options->world, "ranks that share the experts")
       ->check(CLI::Range(1, 1024));
   sub->add_option("--repeat", options->repeat, "launches; the median counts")

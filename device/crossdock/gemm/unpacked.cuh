@@ -19,6 +19,7 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
   using Base = GemmSwapped<kConfig>;
   using Block = GemmBlock<kConfig>;
   static constexpr u32 kPieces = Base::kPieces;
+  static constexpr bool kLate = (kConfig.products & 4) != 0;
 
   GemmFp4Words words[kPieces];
   u32 fragments[2][kPieces][kFp4Steps][4];
@@ -60,8 +61,10 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
   CROSSDOCK_DEVICE void run_stage(u32 k) {
     const u32 stage = this->at.stage;
     multiply<kSet>(stage);
-    unpack<1 - kSet>();  // of the next stage; after the last one, of what there was
-    read();
+    if constexpr (!kLate) {
+      unpack<1 - kSet>();  // of the next stage; after the last one, of what there was
+      read();
+    }
     if (k % kWarpSize == 0) this->weight_scales.turn(k);
     const auto scales = this->load_scales(stage, k);
     Base::wait(this->part);
@@ -69,6 +72,10 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
     this->promote(scales);
     ptx::sync_warp(kFullMask);  // all lanes have read their scales
     gemm_release<kConfig>(stage, this->weight_scales.turns);
+    if constexpr (kLate) {
+      unpack<1 - kSet>();
+      read();
+    }
     this->at.advance();
   }
   // What the thread needs of the next stage; after the last one, the same again.

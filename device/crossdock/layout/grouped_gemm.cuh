@@ -40,7 +40,8 @@ struct GroupedGemmConfig {
   // 1: the loader waits for their place; 2: the place sits out a turn; 3: and they leave L2 first
   u32 hand_over = 0;
   // Weights in e2m1, few rows, bits: 1: two instructions of each word go to the units that
-  // multiply; 2: the loader asks for a tile's scales with its first stage
+  // multiply; 2: the loader asks for a tile's scales with its first stage; 4: the next stage is
+  // unpacked when the products of this one are done
   u32 products = 0;
 };
 
