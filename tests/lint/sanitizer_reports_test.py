@@ -24,8 +24,12 @@ def line_of(file, text):
 
 def race(kernel, write, read, hazards=4):
     name = KERNEL.format(kernel)
-    return [f"========= Error: Race reported between Write access at {name}+0x1a30 in {write[0]}:{write[1]}",
-            f"=========     and Read access at {name}+0x2280 in {read[0]}:{read[1]} [{hazards} hazards]",
+    return race_in(name, write, name, read, hazards)
+
+
+def race_in(writer, write, reader, read, hazards=4):
+    return [f"========= Error: Race reported between Write access at {writer}+0x1a30 in {write[0]}:{write[1]}",
+            f"=========     and Read access at {reader}+0x2280 in {read[0]}:{read[1]} [{hazards} hazards]",
             "========= "]
 
 
@@ -43,6 +47,9 @@ OUTPUT = ("dispatch_block.cuh", line_of("dispatch_block.cuh", "return reinterpre
 COPY_4 = ("async_copy.cuh", line_of("async_copy.cuh", "cp.async.ca.shared.global"))
 COPY_16 = ("async_copy.cuh", line_of("async_copy.cuh", "cp.async.cg.shared.global"))
 SCALES = ("swapped.cuh", line_of("swapped.cuh", "ptx::ld_shared(reinterpret_cast<const U32x2*>(rows"))
+LOAD = ("memory.cuh", line_of("memory.cuh", "ld.shared.v2.u32") + 4)  # the end of the statement
+BLOCK = "crossdock::device::EpDispatchBlock<crossdock::device::EpDispatchConfig{(unsigned int)8, (bool)0}>"
+PTX = "crossdock::device::ptx::"
 ELSEWHERE = ("dispatch_block.cuh", line_of("dispatch_block.cuh", "EpRoute& route(u32 group"))
 
 
@@ -63,6 +70,20 @@ class Reports(unittest.TestCase):
         self.assert_known(race("ep_dispatch", OUTPUTS, OUTPUT), "outputs of the destinations")
         self.assert_known(race("ep_dispatch_expanded", OUTPUTS, OUTPUT), "outputs of the destinations")
         self.assert_known(race("grouped_gemm", COPY_4, SCALES), "scales of gathered rows")
+
+    # As an H200 reported them with lines: by functions that were inlined, without the kernel.
+    def test_the_two_known_races_by_inlined_functions(self):
+        self.assert_known(race_in(BLOCK + "::wait_output(unsigned int) const", OUTPUTS,
+                                  BLOCK + "::output(unsigned int) const", OUTPUT), "outputs of the destinations")
+        copy, load = PTX + "copy_async_4(void *, const void *, unsigned int)", PTX + "ld_shared(const U32x2 *)"
+        report = race_in(copy, COPY_4, load, LOAD)
+        self.assert_known(report, "scales of gathered rows")
+        self.assert_known([report[0].replace("Write", "Read").replace(copy, load).replace(":".join(map(str, COPY_4)),
+                                                                                          ":".join(map(str, LOAD))),
+                           report[1].replace("Read", "Write").replace(load, copy).replace(":".join(map(str, LOAD)),
+                                                                                          ":".join(map(str, COPY_4))),
+                           report[2]], "scales of gathered rows")
+        self.assert_wrong("Race reported", log_of(race_in(PTX + "copy_async_16(void *, const void *)", COPY_16, load, LOAD)))
 
     def test_the_callers_of_an_inlined_access_are_told_below_it(self):
         report = race("grouped_gemm", COPY_4, ("memory.cuh", line_of("memory.cuh", "ld.shared.v2.u32")))

@@ -9,7 +9,7 @@
 # gpu_heap have no kernels for. In the order of what is lost when the time is over.
 gpu_sanitize_rows() {
   cat <<'EOF'
-racecheck|gpu_symm|45|SymmGpu.*:SymmGraphGpu.*|faults: nobody shares memory there; probes: their machine code is a test of its own
+racecheck|gpu_symm|120|SymmGpu.*:SymmGraphGpu.*|faults: nobody shares memory there; probes: their machine code is a test of its own
 racecheck|gpu_ep|75|EpGpu.OddTokensAndRows:EpGpu.Fp8CastFusedWithScalesByColumn:EpGpu.CompressedRowsOfFewTokens:EpGpu.MasksOnAllPaths:EpGpu.FewTokensOfDifferentRanksAndNone:EpFewCopiesGpu.*:EpExpandedGpu.InTurns*|many tokens and many rounds: the same kernels again
 racecheck|gpu_moe|75|GemmGpu.OddShapes:GemmGpu.GraphsReadNewCounts:MoeLayerGpu.FewTokensAndNone:WeightsGpu.HasTheBitsOfTheCpu|every tile and layout: a product of each format is enough to wait for
 racecheck|gpu_coll|20|CollGpu.SmallAndWideRowsAreFetchedToo|the copy engines do the rest

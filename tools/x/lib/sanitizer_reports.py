@@ -9,8 +9,9 @@ compute-sanitizer, 124 where it was stopped for want of time. Prints one line fo
 then every report that is not known. Exit code 1 where there is any, where a test has failed, or where not all is
 accounted for: a report that this script does not understand is not known.
 
-A known race is told by the kernel and by the source of both accesses, for which kernels are compiled with their
-lines (jit.line_info). Lines move, so what counts is the text of the line in the source, or of one beside it: a
+A known race is told by a function of it (the kernel, or what was inlined into it: compute-sanitizer names the
+innermost one that it has a name for) and by the source of both accesses, for which kernels are compiled with their
+lines (jit.line_info). Lines move, so what counts is the text around the line in the source: a
 statement has several.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -34,7 +35,7 @@ class Place:
 @dataclass(frozen=True)
 class Known:
     name: str
-    kernel: str
+    function: str  # an expression that one of the report's lines has
     writes: tuple[Place, ...]
     reads: tuple[Place, ...]
 
@@ -44,13 +45,13 @@ KNOWN = (
     # alone; the others read them behind the block's next barrier, which all threads pass. A kernel of ten lines
     # with just that (a named barrier of some warps, a write, the block's barrier, reads) is reported the same way,
     # and is not without the named barrier: barriers seem to be counted, and not told apart.
-    Known("outputs of the destinations", "ep_dispatch",
+    Known("outputs of the destinations", r"\bep_dispatch|\bEpDispatchBlock<",
           writes=(Place("dispatch_block.cuh", r"shared\.outputs"),),
           reads=(Place("dispatch_block.cuh", r"shared\.outputs"),)),
     # Scales of gathered rows. Threads that gather bring them by cp.async of four bytes, which nothing else does,
     # wait for it, and arrive at full[stage]; the math warps read them when they have seen that phase. The readers
     # have passed a named barrier that the writers have not, as above.
-    Known("scales of gathered rows", "grouped_gemm",
+    Known("scales of gathered rows", r"\bgrouped_gemm|\bcopy_async_4\(",
           writes=(Place("load_role.cuh", r"copy_async_4|input_scales"),
                   Place("async_copy.cuh", r"cp\.async\.ca\.shared\.global \[%0\], \[%1\], 4")),
           reads=(Place("swapped.cuh", r"ld_shared|input_scales"),
@@ -85,6 +86,8 @@ def reports_of(lines):
 class Sources:
     """Lines of the device code by file name; several files may have one name."""
 
+    STATEMENT = 6  # lines of one, whose last is reported where it is an asm of several
+
     def __init__(self, folder):
         self.files = {}
         for path in sorted(Path(folder).rglob("*.cuh")):
@@ -93,7 +96,7 @@ class Sources:
     def has(self, place, file, line):
         if file != place.file:
             return False
-        return any(re.search(place.text, "\n".join(lines[max(0, line - 2):line + 1])) for lines in self.files.get(file, []))
+        return any(re.search(place.text, "\n".join(lines[max(0, line - self.STATEMENT):line + 1])) for lines in self.files.get(file, []))
 
 
 @dataclass
@@ -126,7 +129,7 @@ def known_of(report, sources):
         return None
     write, read = sorted(accesses, key=lambda a: a.kind, reverse=True)
     for known in KNOWN:
-        if any(known.kernel in line for line in report) and write.is_at(known.writes, sources) and read.is_at(known.reads, sources):
+        if any(re.search(known.function, line) for line in report) and write.is_at(known.writes, sources) and read.is_at(known.reads, sources):
             return known.name
     return None
 
