@@ -154,7 +154,6 @@ Result<std::size_t> encode_ack(const AckFrame& frame, std::span<std::byte> out) 
                       .request_id = frame.request_id,
                       .payload_bytes = frame.bytes_applied},
                      out);
-  return size;
 }
 
 Result<DataHeader> decode_data_header(Bytes bytes) {

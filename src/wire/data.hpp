@@ -15,13 +15,14 @@
 //         16  payload bytes u32 (READ: asked for; ACK: applied)
 //         20  expiry_ms u32 (WRITE, READ: worthless after; 0: never)
 //         24  payload checksum u64 (XXH3-64, 0 unless flagged)
-//         32  body checksum u32 (descriptors or message)  36  header checksum u32
+//         32  body checksum u32 (descriptors or message, and zeros)  36  header checksum u32
 //
 // Descriptors and header carry their own checksum always: a flipped bit there would write to a
-// wrong place. The zeros are part of the body's checksum, and of no other use: with them payload of
-// pages lies in the socket's buffers as it does in memory, from a cache line's start on, and the
-// kernel copies it faster (docs/design/tcp.md). Encoding goes to the caller's buffer, decoding to
-// the caller's span; nothing
+// wrong place. The zeros are part of the body's checksum (which nobody looks at in a READ_DATA,
+// whose body is zeros alone) and of no other use: with them payload of pages lies in the socket's
+// buffers as it does in memory, from a cache line's start on, and the kernel copies it faster
+// (docs/design/tcp.md). Encoding goes to the caller's buffer, decoding to the caller's span;
+// nothing
 // allocates except an error's text. Stateless. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -41,10 +42,10 @@ inline constexpr std::size_t kDescriptorBytes = 12;   // addr u64, length u32
 inline constexpr std::size_t kMaxDescriptors = 4096;  // 48 KiB
 inline constexpr std::uint32_t kMaxDataPayload = 16u << 20;
 inline constexpr std::size_t kMaxAckMessageBytes = 256;
+inline constexpr std::size_t kDataHeadAlign = 64;
 // Bytes before the payload of a frame with `content` bytes of descriptors or message.
 constexpr std::size_t data_head_bytes(std::size_t content) {
-  constexpr std::size_t kAlign = 64;
-  return (kDataHeaderBytes + content + kAlign - 1) / kAlign * kAlign;
+  return (kDataHeaderBytes + content + kDataHeadAlign - 1) / kDataHeadAlign * kDataHeadAlign;
 }
 inline constexpr std::size_t kMinDataHeadBytes = data_head_bytes(0);
 inline constexpr std::size_t kMaxAckBytes = data_head_bytes(kMaxAckMessageBytes);

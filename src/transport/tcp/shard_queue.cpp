@@ -10,9 +10,10 @@
 namespace crossdock::transport::tcp {
 namespace {
 
-// Room for the head of one largest frame, or for many small ones. A multiple of what heads are
-// padded to, so that a frame which fits by its content fits.
+// Room for the head of one largest frame, or for many small ones.
 constexpr std::size_t kHeadBytes = 48 * 1024;
+// So that a frame which fits by its content fits with what pads it.
+static_assert(kHeadBytes % wire::kDataHeadAlign == 0);
 // A batch with less room than this is sent before another frame is cut, so that frames stay large.
 constexpr std::size_t kWorthwhileSlices = 128;
 

@@ -40,9 +40,20 @@ def all_idle():
         torch.cuda.synchronize(device)
 
 
+def _tensors(*of):
+    for value in of:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(*value)
+        elif isinstance(value, dict):
+            yield from _tensors(*value.values())
+
+
 @contextlib.contextmanager
-def _turn(rank, given):
-    """Where a call for `rank` goes that was given a stream, or none."""
+def _turn(rank, given, *used):
+    """Where a call for `rank` goes that was given a stream, or none. Tensors in `used` were made on the default stream:
+    torch must not give their memory to others there while the rank's stream reads it."""
     device = device_of(rank)
     default = torch.cuda.default_stream(device)
     if not SHARED or given is not None or torch.cuda.current_stream(device) != default:
@@ -50,6 +61,9 @@ def _turn(rank, given):
         return
     stream = stream_of(rank)
     stream.wait_stream(default)
+    for tensor in _tensors(*used):
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
     with torch.cuda.stream(stream):
         yield
 
@@ -58,7 +72,7 @@ class Group(ep.Group):
     """ep.Group, whose calls go to the streams of their ranks where GPUs are shared."""
 
     def dispatch(self, *arguments, rank, stream=None, **more):
-        with _turn(rank, stream):
+        with _turn(rank, stream, arguments, more):
             return super().dispatch(*arguments, rank=rank, stream=stream, **more)
 
     def group_rows(self, handle, *, stream=None):
@@ -66,15 +80,15 @@ class Group(ep.Group):
             return super().group_rows(handle, stream=stream)
 
     def expand_rows(self, handle, *arguments, stream=None, **more):
-        with _turn(handle.rank, stream):
+        with _turn(handle.rank, stream, arguments, more):
             return super().expand_rows(handle, *arguments, stream=stream, **more)
 
     def reduce_rows(self, handle, *arguments, stream=None, **more):
-        with _turn(handle.rank, stream):
+        with _turn(handle.rank, stream, arguments, more):
             super().reduce_rows(handle, *arguments, stream=stream, **more)
 
     def combine(self, handle, *arguments, stream=None, **more):
-        with _turn(handle.rank, stream):
+        with _turn(handle.rank, stream, arguments, more):
             return super().combine(handle, *arguments, stream=stream, **more)
 
     def synchronize(self, timeout=30.0, *, stream=None):
@@ -87,15 +101,15 @@ class Layer(moe.Layer):
     """moe.Layer, likewise."""
 
     def forward(self, *arguments, rank, stream=None, **more):
-        with _turn(rank, stream):
+        with _turn(rank, stream, arguments, more):
             return super().forward(*arguments, rank=rank, stream=stream, **more)
 
     def forward_begin(self, *arguments, rank, stream=None, **more):
-        with _turn(rank, stream):
+        with _turn(rank, stream, arguments, more):
             return super().forward_begin(*arguments, rank=rank, stream=stream, **more)
 
     def forward_end(self, begun, *, stream=None, **more):
-        with _turn(begun.rank, stream):
+        with _turn(begun.rank, stream, more):
             return super().forward_end(begun, stream=stream, **more)
 
     def synchronize(self, timeout=30.0, *, stream=None):

@@ -124,6 +124,18 @@ TEST(DataFrame, AnyFlippedBitOfHeaderOrDescriptorsIsNoticed) {
   }
 }
 
+TEST(DataFrame, AnyFlippedBitOfAMessageOrBehindItIsNoticed) {
+  Buffer good(kMaxAckBytes);
+  good.resize(encode_ack({.request_id = 4, .message = "outside"}, good).value());
+  ASSERT_TRUE(decode_ack_message(decode_data_header(good).value(), Bytes(good).subspan(40)).ok());
+  for (std::size_t bit = kDataHeaderBytes * 8; bit < good.size() * 8; ++bit) {
+    Buffer bytes = good;
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+    const auto header = decode_data_header(bytes).value();
+    EXPECT_EQ(decode_ack_message(header, Bytes(bytes).subspan(40)).code(), Code::kCorrupt) << bit;
+  }
+}
+
 TEST(DataFrame, EncodersRefuseWhatDecodersWouldRefuse) {
   Buffer out(kMaxDataHeadBytes + 100);
   const auto refused = [&](std::vector<Descriptor> descriptors) {
