@@ -247,8 +247,10 @@ class Group(RankOwner):
     def mask(self, peer: int, masked: bool = True, *, rank: Optional[int] = None,
              stream: Optional[Stream] = None) -> None:
         """Goes on without rank ``peer``, or with it again, in the order of the stream
-        (``Options.masks``). Both ranks of a pair let the other in before the same dispatch, after the same
-        calls; else the group needs :meth:`reset`. A rank cannot go on without itself."""
+        (``Options.masks``); with ``mask_late`` masking also ends waits for it in calls that run beside. For
+        ranks that one goes on without: one that still runs may add up rows of a later call. Both ranks of
+        a pair let the other in before the same dispatch, after the same calls; else the group needs
+        :meth:`reset`. A rank cannot go on without itself."""
         self._native.mask(self._rank(rank), peer, masked, stream)
 
     def clear_mask(self, *, rank: Optional[int] = None, stream: Optional[Stream] = None) -> None:

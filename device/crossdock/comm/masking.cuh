@@ -3,14 +3,14 @@
 //   wait for a peer expires, `late`:   mask.ranks |= peer (relaxed, gpu)    the launch goes on
 //   every later launch of the rank:    reads mask.ranks when it begins      skips the peer
 //
-// A launch reads the mask once a thread when it begins. A rank that one of its threads masks after
-// that is not waited for any longer by the others, in this launch or in one beside it:
+// A launch reads the mask once a thread when it begins. With `late` its waits look at it again: a
+// rank that is masked after that is not waited for any longer, in this launch or in one beside it:
 //
-//   a thread's wait expires      mask.ranks |= peer
-//   all other waits for the peer see its bit, as seldom as the abort flag, and end as if expired
+//   a thread's wait expires, or ep_mask runs beside      mask.ranks |= peer
+//   all other waits for the peer    see its bit, as seldom as the abort flag, and end as if expired
 //
 // So a rank that is gone costs one wait, however many waits for it a launch has one after the
-// other.
+// other. One that is there and is masked by ep_mask may still read what such a wait protects.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -28,7 +28,8 @@ CROSSDOCK_HOST_DEVICE constexpr bool is_masked(u32 ranks, u32 rank) {
   return (ranks >> rank & 1u) != 0;
 }
 
-// Whether `peer` has been masked because it did not come; without late masks it never is.
+// Whether `peer` is masked by now: another wait for it has expired, or the host has masked it
+// (ep_mask). Without late masks nobody looks.
 struct MaskedMeanwhile {
   static constexpr bool kPlainPoll = true;
   const u32* ranks;  // null: no late masks

@@ -312,9 +312,13 @@ class CROSSDOCK_API Group {
   Result<> combine_receive(const Handle& handle, const Combined& combined,
                            StreamPtr stream = nullptr);
 
-  // Goes on without `peer`, or with it again, in the order of the stream; by default nobody is
-  // masked. A masked rank is sent nothing and not waited for; combine adds up what the others have.
-  // Ranks need not agree.
+  // Goes on without `peer`, or with it again; by default nobody is masked. A masked rank is sent
+  // nothing and not waited for; combine adds up what the others have. Ranks need not agree. In the
+  // order of the stream; but with Options::mask_late masking also ends the waits for `peer` in
+  // calls of `rank` that run beside it, on other streams, which go on as if `peer` had not come.
+  //
+  // Nobody waits until a masked rank has read its rows: one that still runs may add up rows of a
+  // later call. So mask() is for ranks that one goes on without.
   //
   // Letting in again: both ranks let the other in before the same dispatch (whichever first, and
   // whatever either still runs), have made the same calls meanwhile, fewer than 65,000, and have no
