@@ -12,51 +12,58 @@ namespace crossdock::ep {
 using device::KernelId;
 
 namespace {
-constexpr const char* kPrepares = "prepare its kernels";
+constexpr const char* kPrepares = "prepare their kernels";
+
+// After the meeting, so that what fails here is told to the others.
+Result<std::unique_ptr<jit::Jit>> open_jit(const symm::Group& group) {
+  if (group.backend() != symm::Backend::kGpu) return std::unique_ptr<jit::Jit>();
+  CROSSDOCK_TRY(config, base::Config::load());
+  auto options = jit::JitOptions::from_config(config);
+  options.compiler.newest_cuda = group.driver()->version;
+  return std::make_unique<jit::Jit>(std::move(options));
+}
 }  // namespace
 
 Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   const auto deadline = Deadline::in(options.ranks.timeout);
   CROSSDOCK_TRY(window, make_window(options.ep, options.ranks.world));
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
-  std::unique_ptr<jit::Jit> jit;
-  if (options.ranks.backend == symm::Backend::kGpu) {
-    CROSSDOCK_TRY(config, base::Config::load());
-    auto jit_options = jit::JitOptions::from_config(config);
-    jit_options.compiler.newest_cuda = group->driver()->version;
-    jit = std::make_unique<jit::Jit>(std::move(jit_options));
-  }
+  auto jit = open_jit(*group);
   return create(std::move(group), std::move(jit), options.ep, deadline);
 }
 
 Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
-                                           std::unique_ptr<jit::Jit> jit, const Options& options,
-                                           Deadline deadline) {
+                                           Result<std::unique_ptr<jit::Jit>> jit,
+                                           const Options& options, Deadline deadline) {
   std::shared_ptr<Core> core(new Core);
-  const u32 world = group->world();
-  CROSSDOCK_TRY(window, make_window(options, world));
-  CROSSDOCK_TRY(memory, sizes(options, world));
   core->options_ = options;
-  core->window_ = window;
-  core->memory_ = memory;
-  core->dispatch_blocks_ = ep::dispatch_blocks(options, world);
-  core->combine_blocks_ = ep::combine_blocks(options, world);
-  core->jit_ = std::move(jit);
   core->group_ = std::move(group);
+  core->current_rank_ = core->group_->local_ranks().front();
   // One that fails alone would be waited for by the others until the deadline of their first call.
-  const Result<> prepared = core->prepare(deadline);
-  CROSSDOCK_CHECK_OK(core->group_->conclude(prepared, kPrepares, deadline));
+  const Result<> prepared = core->prepare(std::move(jit), deadline);
+  CROSSDOCK_CHECK_OK(core->group_->conclude(prepared, core->current_rank_, kPrepares, deadline));
   return core;
 }
 
-Result<> Core::prepare(Deadline deadline) {
+Result<> Core::prepare(Result<std::unique_ptr<jit::Jit>> jit, Deadline deadline) {
+  const u32 world = group_->world();
+  CROSSDOCK_TRY(opened, std::move(jit));
+  CROSSDOCK_TRY(window, make_window(options_, world));
+  CROSSDOCK_TRY(memory, sizes(options_, world));
+  jit_ = std::move(opened);
+  window_ = window;
+  memory_ = memory;
+  dispatch_blocks_ = ep::dispatch_blocks(options_, world);
+  combine_blocks_ = ep::combine_blocks(options_, world);
   CROSSDOCK_TRY(launcher, symm::Launcher::create(*group_, jit_.get()));
   launcher_.emplace(std::move(launcher));
   CROSSDOCK_CHECK_OK(prepare_kernels(deadline));
   fit_copy_blocks();
   CROSSDOCK_CHECK_OK(check_resident());
-  for (const u32 rank : group_->local_ranks())
+  for (const u32 rank : group_->local_ranks()) {
+    current_rank_ = rank;
     CROSSDOCK_CHECK_OK(prepare_rank(rank));
+  }
   return mask_vacant(deadline);
 }
 
@@ -231,7 +238,8 @@ Result<> Core::reset(Deadline deadline) {
 Result<> Core::reform(Deadline deadline) {
   begin_anew("reform()");
   CROSSDOCK_CHECK_OK(group_->reform(deadline));
-  return group_->conclude(mask_vacant(deadline), kPrepares, deadline);
+  const Result<> masked = mask_vacant(deadline);
+  return group_->conclude(masked, current_rank_, kPrepares, deadline);
 }
 
 }  // namespace crossdock::ep

@@ -70,10 +70,11 @@ struct Placement {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   static Result<std::shared_ptr<Core>> create(const GroupOptions& options);
-  // Over a group that somebody else has made, for a window of make_window().
+  // Over a group that somebody else has made, for a window of make_window(). Collective: an error,
+  // that of `jit` too, is told to the other processes.
   static Result<std::shared_ptr<Core>> create(std::unique_ptr<symm::Group> group,
-                                              std::unique_ptr<jit::Jit> jit, const Options& options,
-                                              Deadline deadline);
+                                              Result<std::unique_ptr<jit::Jit>> jit,
+                                              const Options& options, Deadline deadline);
 
   Result<Handle> dispatch(u32 rank, const Tokens& tokens, const DispatchOptions& how,
                           StreamPtr stream);
@@ -139,10 +140,10 @@ class Core : public std::enable_shared_from_this<Core> {
     symm::Prepared<device::EpExpandedDispatchParams> kernel;
   };
   Core() = default;
-  Result<> prepare(Deadline deadline);
+  Result<> prepare(Result<std::unique_ptr<jit::Jit>> jit, Deadline deadline);
   Result<> prepare_kernels(Deadline deadline);
   void fit_copy_blocks();
-  Result<> check_resident() const;
+  Result<> check_resident();
   void begin_anew(const char* by);
   [[nodiscard]] u32 vacant_bits() const;
   Result<> mask_vacant(Deadline deadline);
@@ -307,6 +308,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<symm::Prepared<device::EpReduceRowsParams>> reduce_rows_;
   std::optional<symm::Prepared<device::EpExpandRowsParams>> expand_rows_;
   std::optional<symm::Prepared<device::EpCopyRowsParams>> copy_rows_;
+  u32 current_rank_ = 0;   // what is being prepared, for errors that others are told
   u32 generation_ = 0;     // resets and reforms so far
   const char* anew_ = "";  // the last of them, for a handle from before it
   std::vector<RankState> ranks_;

@@ -32,9 +32,11 @@ Result<> Core::mask_vacant(Deadline deadline) {
   device::EpMask mask{};
   mask.ranks = vacant_bits();
   if (!options_.masks || mask.ranks == 0) return {};
-  for (const RankState& state : ranks_)
+  for (const RankState& state : ranks_) {
+    current_rank_ = state.rank;
     CROSSDOCK_CHECK_OK(
         group_->rank(state.rank).write(state.mask.address(), &mask, sizeof(mask), deadline));
+  }
   return {};
 }
 

@@ -41,8 +41,9 @@ void Core::fit_copy_blocks() {
   }
 }
 
-Result<> Core::check_resident() const {
+Result<> Core::check_resident() {
   for (const u32 r : group_->local_ranks()) {
+    current_rank_ = r;
     const symm::Rank& rank = group_->rank(r);
     const auto room = [&](const auto& kernel) { return launcher_->resident_blocks(rank, kernel); };
     for (const Variant& variant : variants_)

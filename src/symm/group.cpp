@@ -45,9 +45,10 @@ Result<> Group::check() const {
   return {};
 }
 
-Result<> Group::clear(Deadline deadline) {
+Result<> Group::clear(u32& current, Deadline deadline) {
   for (std::size_t i = 0; i < local_.size(); ++i) {
-    CROSSDOCK_CHECK_OK(heap_->clear(local_[i], ranks_[i]->device(), deadline));
+    current = local_[i];
+    CROSSDOCK_CHECK_OK(heap_->clear(current, ranks_[i]->device(), deadline));
     CROSSDOCK_CHECK_OK(ranks_[i]->clear(deadline));
   }
   return {};
@@ -57,8 +58,9 @@ Result<> Group::clear(Deadline deadline) {
 // nobody goes on before all have cleared.
 Result<> Group::reset_together(Deadline deadline) {
   CROSSDOCK_CHECK_OK(steps_->conclude({}, local_.front(), "begin a reset", {}, deadline));
-  const Result<> cleared = clear(deadline);
-  CROSSDOCK_CHECK_OK(steps_->conclude(cleared, local_.front(), "end a reset", {}, deadline));
+  u32 rank = local_.front();
+  const Result<> cleared = clear(rank, deadline);
+  CROSSDOCK_CHECK_OK(steps_->conclude(cleared, rank, "end a reset", {}, deadline));
   return {};
 }
 
@@ -69,9 +71,9 @@ Result<> Group::reset(Deadline deadline) {
                        "a reset of this group failed: reform() it, or destroy it");
 }
 
-Result<> Group::conclude(const Result<>& mine, const char* what, Deadline deadline) {
+Result<> Group::conclude(const Result<>& mine, u32 rank, const char* what, Deadline deadline) {
   if (broken_ != nullptr) return check();
-  const auto outcomes = steps_->conclude(mine, local_.front(), what, {}, deadline);
+  const auto outcomes = steps_->conclude(mine, rank, what, {}, deadline);
   return keep_or_break(outcomes.ok() ? Result<>() : outcomes.error(),
                        "a process of this group failed: destroy it, create another",
                        "a process of this group failed: reform() it, or destroy it");

@@ -76,9 +76,10 @@ class Group {
   Result<> reform(Deadline deadline);
   // Tells the other processes how something went here that each has done for itself, and learns how
   // it went there: the error of this process if it has one, else that of another, naming its rank.
-  // `what` names it: "prepare its kernels". Collective among the processes. After an error the
-  // group is of no more use, as after one of reset().
-  Result<> conclude(const Result<>& mine, const char* what, Deadline deadline);
+  // `rank` is the one of this process that failed, or any; `what` says what all do: "prepare their
+  // kernels". Collective among the processes. After an error the group is of no more use, as after
+  // one of reset().
+  Result<> conclude(const Result<>& mine, u32 rank, const char* what, Deadline deadline);
   // Ranks of processes that wait to join: it takes a reform() of all to let them in.
   Result<std::vector<u32>> waiting_ranks(Deadline deadline) const;
 
@@ -86,7 +87,8 @@ class Group {
   friend class GroupBuilder;
   Group(const GroupOptions& options, const device::SymmetricLayout& layout)
       : options_(options), layout_(layout) {}
-  Result<> clear(Deadline deadline);
+  // `current` is the rank that is being cleared.
+  Result<> clear(u32& current, Deadline deadline);
   Result<> reset_together(Deadline deadline);
   Result<> keep_or_break(Result<> done, const char* why, const char* why_elastic);
 

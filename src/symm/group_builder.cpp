@@ -365,7 +365,7 @@ Result<> GroupBuilder::map(const std::vector<message::Outcome>& outcomes) {
     current_rank_ = rank->rank();
     CROSSDOCK_CHECK_OK(rank->look_at(*group_->heap_, table, deadline_));
   }
-  return group_->clear(deadline_);
+  return group_->clear(current_rank_, deadline_);
 }
 
 Result<> GroupBuilder::run(const Result<>& begun) {

@@ -192,6 +192,33 @@ TEST_P(EpElastic, ANewcomerWithOtherSizesIsRefusedByNameAndTheOthersGoOn) {
     ASSERT_TRUE(done.ok()) << done.error().describe();
   ASSERT_NO_FATAL_FAILURE(rounds(kNoPeer));
 }
+// It has its window then, and all have mapped it.
+TEST_P(EpElastic, ANewcomerThatCannotPrepareIsNamedToAllAndTheOthersGoOn) {
+  ASSERT_NO_FATAL_FAILURE(begin());
+  leave(2);
+  ASSERT_NO_FATAL_FAILURE(expect_all({again(0), again(1)}));
+  const auto done = let_in([this]() -> Result<> {
+    const ep::GroupOptions o = options(2, case_);
+    CROSSDOCK_TRY(window, ep::make_window(o.ep, case_.world));
+    CROSSDOCK_TRY(group, symm::Group::create(o.ranks, window.layout));
+    const auto made = ep::Core::create(
+        std::move(group), make_error(Code::kUnsupported, "there is no compiler"), o.ep, ep_soon());
+    return made.ok() ? Result<>() : made.error();
+  });
+  for (u32 rank = 0; rank < 3; ++rank) {
+    ASSERT_EQ(done[rank].code(), Code::kUnsupported) << rank;
+    EXPECT_EQ(done[rank].error().message,
+              rank == 2 ? "there is no compiler" : "rank 2 failed: there is no compiler");
+  }
+  for (const u32 rank : {0u, 1u})
+    EXPECT_EQ(members_[rank]->group().check().code(), Code::kClosed);
+  ASSERT_NO_FATAL_FAILURE(expect_all({again(0), again(1)}));
+  EXPECT_THAT(vacant(0), ElementsAre(2));
+  ASSERT_NO_FATAL_FAILURE(rounds(2));
+  for (const auto& joined : let_in(join(2)))
+    ASSERT_TRUE(joined.ok()) << joined.error().describe();
+  ASSERT_NO_FATAL_FAILURE(rounds(kNoPeer));
+}
 TEST_P(EpElastic, WithoutMasksAVacantRankIsWaitedForAndNamed) {
   masks_ = false;
   ASSERT_NO_FATAL_FAILURE(expect_all({join(0), join(1), join(2)}));

@@ -100,29 +100,69 @@ TEST_F(EpGpuCalls, MoreBlocksThanRunAtOnceAreRefused) {
   refuse(many, "small_sms + small_expand_sms makes 140 blocks");
 }
 
-// Each process looks at its own ranks; all are told.
-TEST_F(EpGpuCalls, AProcessThatHasNoRoomIsNamedToTheOthers) {
-  Options options{.experts = 8, .top_k = 2, .max_tokens = kTokens, .hidden = 256};
-  options.dispatch_sms_of = {12, 140};
-  const auto create = [&](u32 rank) -> Result<std::shared_ptr<Core>> {
+// Process 0 has rank 0, process 1 has ranks 1 and 2. Each prepares its own; all are told.
+class EpGpuProcesses : public EpGpuCalls {
+ protected:
+  using Made = Result<std::shared_ptr<Core>>;
+  using Compiler = Result<std::unique_ptr<jit::Jit>>;
+  Compiler compiler() {
+    return std::make_unique<jit::Jit>(jit::JitOptions{},
+                                      std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+  }
+  Made create(u32 process, Compiler jit) {
     const Deadline soon = Deadline::in(60s);
-    CROSSDOCK_TRY(exchange, symm::open_store_exchange("inproc://ep-room", "room", {rank, 2}, soon));
-    symm::GroupOptions ranks{.world = 2, .ranks = {{.rank = rank, .device = int(rank)}}};
+    const char* name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    symm::GroupOptions ranks{.world = 3};
+    ranks.ranks = {{.rank = 0, .device = 0}};
+    if (process == 1) ranks.ranks = {{.rank = 1, .device = 1}, {.rank = 2, .device = 2}};
+    CROSSDOCK_TRY(exchange,
+                  symm::open_store_exchange("inproc://ep-processes", name, {process, 2}, soon));
     ranks.exchange = std::move(exchange);
-    CROSSDOCK_TRY(group,
-                  symm::Group::create(ranks, make_window(options, 2).value().layout, driver_));
-    auto jit = std::make_unique<jit::Jit>(
-        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
-    return Core::create(std::move(group), std::move(jit), options, soon);
+    CROSSDOCK_TRY(window, make_window(options_, 3));
+    CROSSDOCK_TRY(group, symm::Group::create(ranks, window.layout, driver_));
+    return Core::create(std::move(group), std::move(jit), options_, soon);
+  }
+  // Process 1 fails with this, and process 0 with what it is told of it.
+  void expect_failure(Compiler jit, Code code, const char* text, const char* told) {
+    auto other = std::async(std::launch::async, [&] { return create(1, std::move(jit)); });
+    const auto mine = create(0, compiler());
+    const auto theirs = other.get();
+    ASSERT_EQ(theirs.code(), code);
+    EXPECT_THAT(theirs.error().message, StartsWith(text));
+    ASSERT_EQ(mine.code(), code);
+    EXPECT_THAT(mine.error().message, StartsWith(told));
+  }
+  Options options_{.experts = 9, .top_k = 2, .max_tokens = kTokens, .hidden = 256};
+};
+
+TEST_F(EpGpuProcesses, OneThatHasNoRoomIsNamedToTheOthers) {
+  options_.dispatch_sms_of = {12, 12, 140};
+  expect_failure(compiler(), Code::kInvalidArgument, "ep: dispatch_sms makes 140 blocks of rank 2",
+                 "rank 2 failed: ep: dispatch_sms makes 140 blocks of rank 2");
+}
+TEST_F(EpGpuProcesses, OneWithoutACompilerIsNamedToTheOthers) {
+  expect_failure(make_error(Code::kUnsupported, "there is no compiler"), Code::kUnsupported,
+                 "there is no compiler", "rank 1 failed: there is no compiler");
+}
+TEST_F(EpGpuProcesses, OneThatDoesNotComeIsWaitedForUntilTheDeadline) {
+  const auto alone = [&](u32 process) -> Result<> {
+    const Deadline soon = Deadline::in(60s);
+    CROSSDOCK_TRY(exchange,
+                  symm::open_store_exchange("inproc://ep-processes", "alone", {process, 2}, soon));
+    symm::GroupOptions ranks{.world = 2, .ranks = {{.rank = process, .device = int(process)}}};
+    ranks.exchange = std::move(exchange);
+    CROSSDOCK_TRY(window, make_window(options_, 2));
+    CROSSDOCK_TRY(group, symm::Group::create(ranks, window.layout, driver_));
+    if (process == 1) return {};
+    const auto made = Core::create(std::move(group), compiler(), options_, Deadline::in(100ms));
+    return made.ok() ? Result<>() : made.error();
   };
-  auto other = std::async(std::launch::async, [&] { return create(1); });
-  const auto mine = create(0);
-  const auto theirs = other.get();
-  ASSERT_EQ(theirs.code(), Code::kInvalidArgument);
-  EXPECT_THAT(theirs.error().message, StartsWith("ep: dispatch_sms makes 140 blocks of rank 1"));
-  ASSERT_EQ(mine.code(), Code::kInvalidArgument);
-  EXPECT_THAT(mine.error().message,
-              StartsWith("rank 1 failed: ep: dispatch_sms makes 140 blocks of rank 1"));
+  auto other = std::async(std::launch::async, [&] { return alone(1); });
+  const auto waited = alone(0);
+  EXPECT_TRUE(other.get().ok());
+  ASSERT_EQ(waited.code(), Code::kDeadline);
+  EXPECT_THAT(waited.error().message, HasSubstr("could not tell each other that they can prepare "
+                                                "their kernels"));
 }
 
 // Nobody has asked for so many as the rule says: what there is room for, or copies afterwards.

@@ -122,6 +122,26 @@ TEST_F(Members, AProcessMayHaveSeveralRanks) {
   }
 }
 
+// What a layer above has done for each rank of its own.
+TEST_F(Members, AFailureOfALayerNamesTheRankThatFailed) {
+  run_members(2, [&](u32 m, std::shared_ptr<Exchange> exchange) {
+    GroupOptions o = options(m, 2, std::move(exchange), Backend::kCpu);
+    o.world = 4;
+    o.ranks = m == 0 ? std::vector<LocalRank>{{.rank = 2}}
+                     : std::vector<LocalRank>{{.rank = 0}, {.rank = 1}, {.rank = 3}};
+    const auto group = Group::create(o, layout_of(4096));
+    ASSERT_TRUE(group.ok()) << group.error().describe();
+    ASSERT_TRUE((*group)->conclude({}, m == 0 ? 2 : 0, "count their beans", soon()).ok());
+    const Result<> mine =
+        m == 0 ? Result<>() : make_error(Code::kUnsupported, "rank 3 has no beans");
+    const auto told = (*group)->conclude(mine, m == 0 ? 2 : 3, "count their beans", soon());
+    ASSERT_EQ(told.code(), Code::kUnsupported);
+    EXPECT_EQ(told.error().message,
+              m == 0 ? "rank 3 failed: rank 3 has no beans" : "rank 3 has no beans");
+    EXPECT_EQ((*group)->check().code(), Code::kClosed);
+  });
+}
+
 TEST_F(Members, AnyExchangeWillDo) {
   const auto store = rendezvous::open_store("inproc://symm-members", soon()).value();
   Meeting meeting(3);
