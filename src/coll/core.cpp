@@ -11,44 +11,61 @@
 
 namespace crossdock::coll {
 
+namespace {
+
+// After the meeting, so that what fails here is told to the others.
+Result<std::unique_ptr<jit::Jit>> open_jit(const symm::Group& group, base::Logger& log) {
+  if (group.backend() != symm::Backend::kGpu) return std::unique_ptr<jit::Jit>();
+  CROSSDOCK_TRY(config, base::Config::load());
+  CROSSDOCK_TRY(all, base::Logger::create(config.string("log.level")));
+  log = all.component("coll");
+  auto options = jit::JitOptions::from_config(config);
+  options.compiler.newest_cuda = group.driver()->version;
+  return std::make_unique<jit::Jit>(std::move(options));
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   const auto deadline = Deadline::in(options.ranks.timeout);
   CROSSDOCK_TRY(window, make_window(options.coll, options.ranks.world));
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
-  std::unique_ptr<jit::Jit> jit;
   base::Logger log;
-  if (options.ranks.backend == symm::Backend::kGpu) {
-    CROSSDOCK_TRY(config, base::Config::load());
-    auto jit_options = jit::JitOptions::from_config(config);
-    jit_options.compiler.newest_cuda = group->driver()->version;
-    jit = std::make_unique<jit::Jit>(std::move(jit_options));
-    CROSSDOCK_TRY(all, base::Logger::create(config.string("log.level")));
-    log = all.component("coll");
-  }
+  auto jit = open_jit(*group, log);
   CROSSDOCK_TRY(core, create(std::move(group), std::move(jit), options.coll, deadline));
   core->log_ = std::move(log);
   return core;
 }
 
 Result<std::shared_ptr<Core>> Core::create(std::unique_ptr<symm::Group> group,
-                                           std::unique_ptr<jit::Jit> jit, const Options& options,
-                                           Deadline deadline) {
+                                           Result<std::unique_ptr<jit::Jit>> jit,
+                                           const Options& options, Deadline deadline) {
   sweep();
   std::shared_ptr<Core> core(new Core, &Core::let_go);
-  CROSSDOCK_TRY(window, make_window(options, group->world()));
-  CROSSDOCK_TRY(memory, sizes(options, group->world()));
   core->options_ = options;
   core->patience_ = patience_of(options);
-  core->window_ = window;
-  core->memory_ = memory;
-  core->jit_ = std::move(jit);
   core->group_ = std::move(group);
-  for (const u32 rank : core->group_->local_ranks())
-    CROSSDOCK_CHECK_OK(core->prepare_rank(rank));
-  CROSSDOCK_CHECK_OK(core->prepare_kernels(deadline));
-  CROSSDOCK_CHECK_OK(core->grant(deadline));
-  CROSSDOCK_CHECK_OK(core->start_watch());
+  u32 rank = core->group_->local_ranks().front();
+  // One that fails alone would be waited for by the others until the deadline of their first call.
+  const Result<> prepared = core->prepare(std::move(jit), rank, deadline);
+  CROSSDOCK_CHECK_OK(core->group_->conclude(prepared, rank, "prepare their part", deadline));
   return core;
+}
+
+Result<> Core::prepare(Result<std::unique_ptr<jit::Jit>> jit, u32& current, Deadline deadline) {
+  CROSSDOCK_TRY(opened, std::move(jit));
+  CROSSDOCK_TRY(window, make_window(options_, group_->world()));
+  CROSSDOCK_TRY(memory, sizes(options_, group_->world()));
+  jit_ = std::move(opened);
+  window_ = window;
+  memory_ = memory;
+  for (const u32 rank : group_->local_ranks()) {
+    current = rank;
+    CROSSDOCK_CHECK_OK(prepare_rank(rank));
+  }
+  CROSSDOCK_CHECK_OK(prepare_kernels(deadline));
+  CROSSDOCK_CHECK_OK(grant(deadline));
+  return start_watch();
 }
 
 Result<> Core::prepare_rank(u32 r) {

@@ -45,10 +45,11 @@ struct Kernels {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   static Result<std::shared_ptr<Core>> create(const GroupOptions& options);
-  // Over a group that somebody else has made, for a window of make_window().
+  // Over a group that somebody else has made, for a window of make_window(). Collective: an error,
+  // that of `jit` too, is told to the other processes.
   static Result<std::shared_ptr<Core>> create(std::unique_ptr<symm::Group> group,
-                                              std::unique_ptr<jit::Jit> jit, const Options& options,
-                                              Deadline deadline);
+                                              Result<std::unique_ptr<jit::Jit>> jit,
+                                              const Options& options, Deadline deadline);
   // Frees groups that could not be freed when they went; returns how many still cannot. Whoever
   // makes or drops a group does so too. Thread-safe.
   static std::size_t sweep();
@@ -108,6 +109,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // Whether nothing uses the memory of the group any more, by the deadline.
   [[nodiscard]] bool is_over(Deadline deadline) const;
   [[nodiscard]] u32 num_waits(const RankState& state) const;
+  // `current` is the rank that is being prepared.
+  Result<> prepare(Result<std::unique_ptr<jit::Jit>> jit, u32& current, Deadline deadline);
   Result<> prepare_rank(u32 rank);
   Result<> prepare_kernels(Deadline deadline);
   Result<> start_watch();

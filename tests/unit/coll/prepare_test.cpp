@@ -1,0 +1,67 @@
+// Processes that prepare a group of collectives, with the fake driver: one that cannot is named to
+// the others, which would wait for it in their first call.
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <future>
+#include <gmock/gmock.h>
+
+#include <crossdock/symm/exchange.hpp>
+
+#include "support/coll_cases.hpp"
+#include "support/fake_cuda/fixture.hpp"
+#include "unit/jit/jit_fixture.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+class CollPrepare : public FakeCudaTest {
+ protected:
+  using Compiler = Result<std::unique_ptr<jit::Jit>>;
+  Compiler compiler() {
+    return std::make_unique<jit::Jit>(jit::JitOptions{},
+                                      std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
+  }
+  // Process 0 has rank 0, process 1 has ranks 1 and 2, with `bytes` of memory on the last GPU.
+  Result<> create(u32 process, Compiler jit, u64 bytes) {
+    const coll::Options options = coll_options();
+    const char* name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    symm::GroupOptions ranks{.world = 3};
+    ranks.ranks = {{.rank = 0, .device = 0}};
+    if (process == 1) ranks.ranks = {{.rank = 1, .device = 1}, {.rank = 2, .device = 2}};
+    CROSSDOCK_TRY(exchange,
+                  symm::open_store_exchange("inproc://coll-prepare", name, {process, 2}, soon()));
+    ranks.exchange = std::move(exchange);
+    CROSSDOCK_TRY(window, coll::make_window(options, 3));
+    CROSSDOCK_TRY(group, symm::Group::create(ranks, window.layout, driver_));
+    if (process == 1 && bytes != 0) fake_->set_device_bytes(2, bytes);
+    const auto made = coll::Core::create(std::move(group), std::move(jit), options, soon());
+    return made.ok() ? Result<>() : made.error();
+  }
+  // What process 0 and process 1 are told.
+  std::array<Result<>, 2> create_both(Compiler jit, u64 bytes = 0) {
+    auto other = std::async(std::launch::async, [&] { return create(1, std::move(jit), bytes); });
+    Result<> mine = create(0, compiler(), bytes);
+    return {std::move(mine), other.get()};
+  }
+  jit::TemporaryFolder folder_;
+};
+
+TEST_F(CollPrepare, ProcessesThatCanAllGetAGroup) {
+  for (const Result<>& done : create_both(compiler()))
+    EXPECT_TRUE(done.ok()) << done.error().describe();
+}
+TEST_F(CollPrepare, OneWithoutACompilerIsNamedToTheOthers) {
+  const auto [told, failed] = create_both(make_error(Code::kUnsupported, "there is no compiler"));
+  ASSERT_EQ(failed.code(), Code::kUnsupported);
+  ASSERT_EQ(told.code(), Code::kUnsupported);
+  EXPECT_EQ(told.error().message, "rank 1 failed: there is no compiler");
+}
+TEST_F(CollPrepare, OneWithoutMemoryIsNamedToTheOthers) {
+  const auto [told, failed] = create_both(compiler(), 1);
+  ASSERT_EQ(failed.code(), Code::kNoMemory);
+  ASSERT_EQ(told.code(), Code::kNoMemory);
+  EXPECT_EQ(told.error().message, "rank 2 failed: " + failed.error().message);
+}
+
+}  // namespace
+}  // namespace crossdock::testing
