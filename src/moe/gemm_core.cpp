@@ -58,7 +58,6 @@ Result<device::GroupedGemmConfig> GemmCore::choose(const GemmCall& call) const {
   CROSSDOCK_TRY(config, choose_gemm(call));
   if (hand_over_ && config.tile_rows == 128 && config.fp8 && !config.fp4)
     config.hand_over = *hand_over_;
-  if (products_ && config.tile_rows == 32 && config.fp4) config.products = *products_;
   return config;
 }
 

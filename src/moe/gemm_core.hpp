@@ -45,8 +45,7 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   void count_cycles(u64* cycles) { cycles_ = cycles; }
   // GroupedGemmConfig::hand_over of what is prepared and run from here on, where tiles of 128 rows
   // of e4m3 are taken; nullopt: the library's choice. For benches and tests.
-  void hand_over(std::optional<u32> how) { hand_over_ = how; }
-  void products(std::optional<u32> how) { products_ = how; }  // of tiles of 32 rows with e2m1
+  void hand_over(std::optional<bool> whether) { hand_over_ = whether; }
 
   [[nodiscard]] symm::Group& group() const { return launcher_->group(); }
   [[nodiscard]] symm::Launcher& launcher() { return *launcher_; }
@@ -70,7 +69,7 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   std::vector<Variant> variants_;
   std::optional<symm::Prepared<device::PrepareWeightsParams>> weight_kernel_;
   u64* cycles_ = nullptr;
-  std::optional<u32> hand_over_, products_;
+  std::optional<bool> hand_over_;
 };
 
 // What is wrong with a call; see gemm_check.cpp.

@@ -102,9 +102,9 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
       .row_stride = static_cast<u32>(call.output.row_stride == 0 ? dense : call.output.row_stride),
       .scales = static_cast<float*>(call.output.scales),
       .scale_columns = call.output.scale_columns == 0 ? places : call.output.scale_columns};
-  p.hands_over = config.hand_over != 0 && !gather && !call.bias &&
+  p.hands_over = config.hand_over && !gather && !call.bias &&
                  device::gemm_long_enough(config, p.shape.k_stages);
-  p.skipped = p.hands_over && device::gemm_skips(config) ? config.stages - 1 : ~0u;
+  p.skipped = p.hands_over && device::gemm_lends(config) ? config.stages - 1 : ~0u;
   if (p.hands_over) {
     CROSSDOCK_TRY(output, output_map(rank, call.output, places, result, p.output.row_stride));
     p.output_map = output;

@@ -17,7 +17,6 @@ namespace {
 // Sums of so many values and more are worth another warp that stores them (gemm/hand_over.cuh):
 // shorter ones have not been measured.
 constexpr u32 kLongSum = 1536;
-constexpr u32 kHandOver = 2;
 
 u32 rows_of(GemmTile tile) {
   switch (tile) {
@@ -50,7 +49,7 @@ const char* format_name(Format format) {
 bool same(const GroupedGemmConfig& a, const GroupedGemmConfig& b) {
   return a.tile_rows == b.tile_rows && a.stages == b.stages && a.fp8 == b.fp8 &&
          a.swapped == b.swapped && a.swiglu == b.swiglu && a.ue8m0 == b.ue8m0 && a.fp4 == b.fp4 &&
-         a.hand_over == b.hand_over && a.products == b.products;
+         a.hand_over == b.hand_over && a.spare_integers == b.spare_integers;
 }
 
 std::vector<GroupedGemmConfig> gemm_variants() {
@@ -61,8 +60,6 @@ std::vector<GroupedGemmConfig> gemm_variants() {
     add(e4m3_gemms(ue8m0));
     add(e2m1_gemms(ue8m0));
   }
-  add(e4m3_trials());
-  add(e2m1_trials());
   return all;
 }
 
@@ -71,8 +68,7 @@ Result<GroupedGemmConfig> choose_gemm(const GemmCall& call) {
   const bool chosen = call.tile != GemmTile::kAuto;
   const u32 rows = rows_of(chosen ? call.tile : choose_tile(call.expected_rows));
   const bool ue8m0 = format != Format::kBf16 && call.scale_type == ScaleType::kUe8m0;
-  const u32 hand_over =
-      rows == 128 && format == Format::kE4m3 && call.weights.k >= kLongSum ? kHandOver : 0;
+  const bool hand_over = rows == 128 && format == Format::kE4m3 && call.weights.k >= kLongSum;
   for (const GroupedGemmConfig& config : gemm_variants())
     if (config.tile_rows == rows && config.fp8 == (format != Format::kBf16) &&
         config.fp4 == (format == Format::kE2m1) && config.ue8m0 == ue8m0 &&

@@ -5,8 +5,7 @@
 namespace crossdock::moe {
 
 FoundGemm find_e2m1_gemm(const device::GroupedGemmConfig& config) {
-  const auto found = find_gemm<[] { return e2m1_gemms(false); }>(config);
-  return found.twin != nullptr ? found : find_gemm<[] { return e2m1_trials(); }>(config);
+  return find_gemm<[] { return e2m1_gemms(false); }>(config);
 }
 
 }  // namespace crossdock::moe

@@ -5,8 +5,7 @@
 namespace crossdock::moe {
 
 FoundGemm find_e4m3_gemm(const device::GroupedGemmConfig& config) {
-  const auto found = find_gemm<[] { return e4m3_gemms(false); }>(config);
-  return found.twin != nullptr ? found : find_gemm<[] { return e4m3_trials(); }>(config);
+  return find_gemm<[] { return e4m3_gemms(false); }>(config);
 }
 
 }  // namespace crossdock::moe

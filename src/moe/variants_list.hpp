@@ -29,7 +29,7 @@ constexpr auto e4m3_gemms(bool ue8m0) {
   using C = device::GroupedGemmConfig;
   return with_swiglu(std::array{
       C{.tile_rows = 128, .stages = 4, .fp8 = true, .ue8m0 = ue8m0},
-      C{.tile_rows = 128, .stages = 4, .fp8 = true, .ue8m0 = ue8m0, .hand_over = 2},
+      C{.tile_rows = 128, .stages = 4, .fp8 = true, .ue8m0 = ue8m0, .hand_over = true},
       C{.tile_rows = 64, .stages = 5, .fp8 = true, .ue8m0 = ue8m0},
       C{.tile_rows = 32, .stages = 5, .fp8 = true, .swapped = true, .ue8m0 = ue8m0},
       C{.tile_rows = 16, .stages = 5, .fp8 = true, .swapped = true, .ue8m0 = ue8m0},
@@ -59,28 +59,10 @@ constexpr auto e2m1_gemms(bool ue8m0) {
         .swapped = true,
         .ue8m0 = ue8m0,
         .fp4 = true,
-        .products = 3},
+        .spare_integers = true},
       C{.tile_rows = 16, .stages = 10, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
       C{.tile_rows = 8, .stages = 11, .fp8 = true, .swapped = true, .ue8m0 = ue8m0, .fp4 = true},
   });
-}
-
-constexpr auto e4m3_trials() {
-  using C = device::GroupedGemmConfig;
-  return std::array{
-      C{.tile_rows = 128, .stages = 4, .fp8 = true, .hand_over = 1},
-      C{.tile_rows = 128, .stages = 4, .fp8 = true, .hand_over = 3},
-  };
-}
-constexpr auto e2m1_trials() {
-  using C = device::GroupedGemmConfig;
-  return std::array{
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 1},
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 2},
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true},
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 4},
-      C{.tile_rows = 32, .stages = 9, .fp8 = true, .swapped = true, .fp4 = true, .products = 7},
-  };
 }
 
 // The kernel of a configuration; its `twin` is null where it is not in the list.
@@ -102,7 +84,7 @@ FoundGemm gemm() {
       &device::kernel::grouped_gemm<kConfig>, Member{"tile_rows", &C::tile_rows},
       Member{"stages", &C::stages}, Member{"fp8", &C::fp8}, Member{"swapped", &C::swapped},
       Member{"swiglu", &C::swiglu}, Member{"ue8m0", &C::ue8m0}, Member{"fp4", &C::fp4},
-      Member{"hand_over", &C::hand_over}, Member{"products", &C::products});
+      Member{"hand_over", &C::hand_over}, Member{"spare_integers", &C::spare_integers});
 }
 
 // `kList`: a function that gives the list.

@@ -106,8 +106,7 @@ Result<> measure(const MoeBench& options, FigureReport& report) {
   moe::GemmOptions gemm_options;
   gemm_options.ranks.world = 1;
   CROSSDOCK_TRY(gemm, moe::Gemm::create(gemm_options));
-  if (options.hand_over >= 0) gemm.core().hand_over(static_cast<std::uint32_t>(options.hand_over));
-  if (options.products >= 0) gemm.core().products(static_cast<std::uint32_t>(options.products));
+  if (options.no_hand_over) gemm.core().hand_over(false);
   CROSSDOCK_TRY(copy, measure_copy(gemm.core().group().rank(0), deadline));
   report.figures.push_back({.name = "copy", .value = copy / 1e9, .unit = "GB/s"});
   for (const Model& model : kModels) {
@@ -130,6 +129,7 @@ Result<> verify_in_twin(const MoeBench& options, FigureReport& report) {
   gemm_options.ranks.world = 1;
   gemm_options.ranks.backend = symm::Backend::kCpu;
   CROSSDOCK_TRY(gemm, moe::Gemm::create(gemm_options));
+  if (options.no_hand_over) gemm.core().hand_over(false);
   report.facts = {{"backend", "twin"}};
   for (const Model& model : {Model{"small", 256, 256, 2 * options.world, 1}})
     for (const MoeCase& c : cases_of(options, model)) {
@@ -186,11 +186,6 @@ void add_moe(CLI::App& group) {
       ->check(CLI::IsMember({"contiguous", "masked", "gather"}));
   sub->add_option("--tile", options->tile, "instead of the library's choice")
       ->check(CLI::IsMember(tiles));
-  sub->add_option(
-         "--hand-over", options->hand_over,
-         "whether another warp stores outputs of e4m3, instead of the library's choice: 0 to 3")
-      ->check(CLI::Range(0, 3));
-  sub->add_option("--products", options->products, "of e2m1 with 32 rows")->check(CLI::Range(0, 7));
   sub->add_option("--world", options->world, "ranks that share the experts")
       ->check(CLI::Range(1, 1024));
   sub->add_option("--repeat", options->repeat, "launches; the median counts")
@@ -199,7 +194,11 @@ void add_moe(CLI::App& group) {
       ->check(CLI::IsMember({"torch"}));
   add_duration(*sub, "--vs-timeout", options->versus_timeout,
                "with --vs: the longest that one product of torch may take");
-  sub->add_flag("--chain", options->chain, "whole layers on all GPUs instead of single products");
+  CLI::Option* chain = sub->add_flag("--chain", options->chain,
+                                     "whole layers on all GPUs instead of single products");
+  sub->add_flag("--no-hand-over", options->no_hand_over,
+                "math warps store all outputs themselves, for comparison; not with --chain")
+      ->excludes(chain);
   sub->add_option("--tokens", options->tokens, "of each rank, with --chain: e.g. 1 128 8192")
       ->check(CLI::Range(1, 1 << 20));
   sub->add_flag("--overlap", options->overlap,

@@ -25,9 +25,8 @@ struct MoeBench {
   std::vector<std::string> epilogues = {"store"};
   std::vector<std::string> layouts = {"contiguous"};
   std::string tile = "auto";
-  int products = -1;        // and ::products, of e2m1
-  int hand_over = -1;       // GroupedGemmConfig::hand_over of e4m3; -1: the library's choice
-  std::uint32_t world = 4;  // ranks that share the experts
+  bool no_hand_over = false;  // never kernels with GroupedGemmConfig::hand_over
+  std::uint32_t world = 4;    // ranks that share the experts
   std::uint32_t repeat = 15;
   std::chrono::nanoseconds idle = std::chrono::milliseconds(20);  // before each launch of a burst
   std::chrono::nanoseconds warm_up = std::chrono::milliseconds(250);  // before sustained launches

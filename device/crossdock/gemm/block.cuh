@@ -7,7 +7,7 @@
 //                                                       wgmma ... wait for it
 //     wait empty[s]                         empty[s] <- one lane of each warp
 //
-// Outputs that are handed over (hand_over.cuh) take the place of the tile's last stage. It may sit
+// Outputs that are handed over (hand_over.cuh) take the place of the tile's last stage. It sits
 // out a turn of the ring; before the loader uses it again it waits until they have been read, too.
 //
 // A record is read after the tile's last stage has been multiplied, when the loader may be
@@ -70,16 +70,15 @@ struct GemmBlock {
   static constexpr u32 kWeightBytes = kShared.weight_bytes;
   static constexpr bool kUnpacksApart = gemm_unpacks_apart(kConfig);
   static constexpr u32 kGatherWarps = kUnpacksApart ? 2 : 3;
-  static constexpr bool kHandsOver = kConfig.hand_over != 0;
+  static constexpr bool kHandsOver = kConfig.hand_over;
   static constexpr bool kLends = gemm_lends(kConfig);
-  static constexpr bool kSkips = gemm_skips(kConfig);
   // Of a tile: the stage that would come where that of the tile before, lent to its outputs, sits
   // out its turn, and the one that is loaded there.
   static constexpr u32 kLent = kConfig.stages - 1;
-  static constexpr u32 kReturned = kSkips ? 2 * kLent : kLent;
+  static constexpr u32 kReturned = 2 * kLent;
   static_assert(!kHandsOver || (kConfig.fp8 && !kConfig.fp4 && kConfig.tile_rows == 128));
   static_assert(kConfig.stages + 3 <= kGemmRecords);
-  using Cursor = StageCursor<kConfig.stages, kSkips>;
+  using Cursor = StageCursor<kConfig.stages, kLends>;
   using PackedCursor = StageCursor<kGemmPackedStages>;
   using Walk = TileWalk<kConfig.tile_rows>;
 

@@ -11,11 +11,13 @@
 //     piece 3 in the staging memory -> handed    pieces 0 to 2 read -> returned: the loader goes on
 //                                                all read -> stored
 //
-// The loader would wait for the place, and all stages behind it with it. With kSkips it does not:
-// for one turn the ring goes round without that stage, which then is the seventh of the next tile:
+// A loader that waited for the place would keep all stages behind it waiting. So for one turn the
+// ring goes round without that place, which then takes the seventh stage of the next tile:
 //
-//   places   ... d a (b)  c d a [b] c d a b c ...    (b): the last stage, then outputs; [b]:
-//   skipped
+//   places   ... d a (b) | c d a [b] c d a b c ...
+//                     |          |
+//                     |          sits out its turn: outputs are still being stored
+//                     the tile's last stage, then its outputs
 //
 // A piece is 64 rows of 128 bytes of a warpgroup, with the swizzle of wgmma's tiles, a quarter of
 // it from each warp. What SwiGLU makes is one piece, in the staging memory: no stage is needed
@@ -87,7 +89,7 @@ struct GemmOutputs {
     typename Block::Walk walk(block.experts);
     for (u32 tile = 0, end = 0; tile < tiles; walk.next(), ++tile) {
       const Tile t = walk.tile();
-      end += block.p.shape.k_stages + (Block::kSkips ? 1 : 0);
+      end += block.p.shape.k_stages + (Block::kLends ? 1 : 0);
       const u32 stage = (end - 1) % kConfig.stages;
       CROSSDOCK_NO_UNROLL
       for (u32 i = 0; i < 2 * HandOver::kPieces; ++i) {
@@ -122,11 +124,7 @@ struct GemmOutputs {
     if (first + 64 <= t.rows) {
       if (lane == 0) {
         const i32 x = static_cast<i32>(byte / kWidth), y = static_cast<i32>(t.row + first);
-        if constexpr (kConfig.hand_over == 3) {
-          ptx::tensor_store_2d_hint(&p.output_map, x, y, memory, ptx::evict_first_policy());
-        } else {
-          ptx::tensor_store_2d(&p.output_map, x, y, memory);
-        }
+        ptx::tensor_store_2d(&p.output_map, x, y, memory);
       }
       return;
     }

@@ -30,7 +30,7 @@ struct GemmTileLoader {
     for (u32 tile = 0; tile < tiles; walk.next(), ++tile) {
       const Tile t = constant(walk.tile());
       for (u32 k = 0; k < block.p.shape.k_stages; ++k) {
-        if constexpr (Block::kSkips)
+        if constexpr (Block::kLends)
           if (k == block.p.skipped) at.skip();
         if (!block.wait_empty(at)) return give_up();
         if constexpr (Block::kLends)
@@ -39,7 +39,7 @@ struct GemmTileLoader {
         if (k == 0) {
           const GemmRecord r{t.row, t.rows, t.column * kGemmColumns, t.expert};
           ptx::st_shared(Block::record(tile), bit_cast<U32x4>(r));
-          if constexpr (Block::kHandsOver || (kConfig.products & 2) != 0)
+          if constexpr (Block::kHandsOver || kConfig.spare_integers)
             GemmWeightScales<kConfig>::ask(block.p, t.expert, r.column / kGemmScaleGroup);
         }
         load(t, k);
@@ -78,6 +78,10 @@ struct GemmTileLoader {
   }
   // The math warps store nothing more, and no load is on its way when the block has ended.
   CROSSDOCK_DEVICE void give_up() const {
+    static_assert(!Block::kLends || !Block::kUnpacksApart,
+                  "where a place sits out a turn each has a parity of its own, and only loads of "
+                  "weights that are unpacked apart end here: the parities below are those of a "
+                  "ring without gaps");
     ptx::unordered_from_here();  // they may be reading the records
     for (u32 i = 0; i < kGemmRecords; ++i)
       ptx::st_shared(Block::record(i), U32x4{0, 0, 0, 0});

@@ -126,7 +126,7 @@ struct GemmPromoted {
     }
     take_columns(k + 1);
     at.advance();
-    if constexpr (Block::kSkips)
+    if constexpr (Block::kLends)
       if (k + 1 == block.p.skipped) at.skip();
     if (more) wait_stage(next);
     ptx::wgmma_wait<0>(part);

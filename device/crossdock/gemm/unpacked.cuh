@@ -19,7 +19,8 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
   using Base = GemmSwapped<kConfig>;
   using Block = GemmBlock<kConfig>;
   static constexpr u32 kPieces = Base::kPieces;
-  static constexpr bool kLate = (kConfig.products & 4) != 0;
+  // Parts of an address and of a word as products of bytes, not by the integer units.
+  static constexpr bool kByProducts = kConfig.spare_integers;
 
   GemmFp4Words words[kPieces];
   u32 fragments[2][kPieces][kFp4Steps][4];
@@ -61,10 +62,8 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
   CROSSDOCK_DEVICE void run_stage(u32 k) {
     const u32 stage = this->at.stage;
     multiply<kSet>(stage);
-    if constexpr (!kLate) {
-      unpack<1 - kSet>();  // of the next stage; after the last one, of what there was
-      read();
-    }
+    unpack<1 - kSet>();  // of the next stage; after the last one, of what there was
+    read();
     if (k % kWarpSize == 0) this->weight_scales.turn(k);
     const auto scales = this->load_scales(stage, k);
     Base::wait(this->part);
@@ -72,10 +71,6 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
     this->promote(scales);
     ptx::sync_warp(kFullMask);  // all lanes have read their scales
     gemm_release<kConfig>(stage, this->weight_scales.turns);
-    if constexpr (kLate) {
-      unpack<1 - kSet>();
-      read();
-    }
     this->at.advance();
   }
   // What the thread needs of the next stage; after the last one, the same again.
@@ -98,8 +93,7 @@ struct GemmUnpacked : GemmSwapped<kConfig> {
     CROSSDOCK_UNROLL
     for (u32 i = 0; i < kPieces * kFp4Steps * 2; ++i) {
       const u32 piece = i / 2 / kFp4Steps, step = i / 2 % kFp4Steps, second = i % 2;
-      const U32x2 v = words[piece].template unpack < (kConfig.products & 1) !=
-                      0 > (Block::fp4_table(), step, second);
+      const U32x2 v = words[piece].template unpack<kByProducts>(Block::fp4_table(), step, second);
       fragments[kSet][piece][step][second] = v.x;
       fragments[kSet][piece][step][second + 2] = v.y;
     }

@@ -36,13 +36,11 @@ struct GroupedGemmConfig {
   bool swiglu = false;   // columns are gate and up; else they are stored as bf16
   bool ue8m0 = false;    // scales are powers of two in a byte; else f32
   bool fp4 = false;      // weights in e2m1; the input in e4m3
-  // Tiles of 128 rows of e4m3 whose outputs another warp stores: see gemm/hand_over.cuh. 0: not;
-  // 1: the loader waits for their place; 2: the place sits out a turn; 3: and they leave L2 first
-  u32 hand_over = 0;
-  // Weights in e2m1, few rows, bits: 1: two instructions of each word go to the units that
-  // multiply; 2: the loader asks for a tile's scales with its first stage; 4: the next stage is
-  // unpacked when the products of this one are done
-  u32 products = 0;
+  // Tiles of 128 rows of e4m3 whose outputs another warp stores: see gemm/hand_over.cuh.
+  bool hand_over = false;
+  // Weights in e2m1, few rows: two of the integer units' instructions for each word go to the units
+  // that multiply, and the loader asks for a tile's scales with its first stage.
+  bool spare_integers = false;
 };
 
 // Tiles of many rows of fp4: a warpgroup makes e4m3 of the weights, for the math warps.
@@ -50,17 +48,14 @@ CROSSDOCK_HOST_DEVICE constexpr bool gemm_unpacks_apart(const GroupedGemmConfig&
   return c.fp4 && !c.swapped;
 }
 
-// Whether outputs lie in the place of a tile's last stage until they are stored; what SwiGLU makes
-// of a tile has room elsewhere. And whether that stage sits out a turn.
+// Whether outputs lie in the place of a tile's last stage until they are stored, so that this place
+// sits out a turn of the ring; what SwiGLU makes of a tile has room elsewhere.
 CROSSDOCK_HOST_DEVICE constexpr bool gemm_lends(const GroupedGemmConfig& c) {
-  return c.hand_over != 0 && !c.swiglu;
-}
-CROSSDOCK_HOST_DEVICE constexpr bool gemm_skips(const GroupedGemmConfig& c) {
-  return gemm_lends(c) && c.hand_over >= 2;
+  return c.hand_over && !c.swiglu;
 }
 // The stages of a tile that hands over: the ring must have come round before a place is lent again.
 CROSSDOCK_HOST_DEVICE constexpr bool gemm_long_enough(const GroupedGemmConfig& c, u32 k_stages) {
-  return k_stages >= (gemm_skips(c) ? 2 * c.stages : c.stages);
+  return k_stages >= (gemm_lends(c) ? 2 * c.stages : c.stages);
 }
 
 CROSSDOCK_HOST_DEVICE constexpr u32 gemm_threads(const GroupedGemmConfig& c) {
@@ -163,9 +158,9 @@ CROSSDOCK_HOST_DEVICE constexpr GemmShared grouped_gemm_shared(const GroupedGemm
   s.packed_empty = s.packed_full + packed_stages * 8;
   s.unpacked = s.packed_empty + packed_stages * 8;
   s.handed = s.unpacked + (apart ? c.stages * 8 : 0);
-  s.returned = s.handed + (c.hand_over != 0 ? 4 * 8 : 0);
-  s.stored = s.returned + (c.hand_over != 0 ? 8 : 0);
-  s.records = round_up(s.stored + (c.hand_over != 0 ? 8 : 0), 16u);
+  s.returned = s.handed + (c.hand_over ? 4 * 8 : 0);
+  s.stored = s.returned + (c.hand_over ? 8 : 0);
+  s.records = round_up(s.stored + (c.hand_over ? 8 : 0), 16u);
   s.begin = s.records + kGemmRecords * sizeof(GemmRecord);
   s.sources = s.begin + 16;
   s.exchange = s.sources + c.tile_rows * 16;

@@ -40,14 +40,6 @@ CROSSDOCK_DEVICE void tensor_store_2d(const TensorMap* map, i32 x, i32 y, const 
       "r"(x), "r"(y), "r"(shared_address(shared))
       : "memory");
 }
-CROSSDOCK_DEVICE void tensor_store_2d_hint(const TensorMap* map, i32 x, i32 y, const void* shared,
-                                           CachePolicy policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-      " [%0, {%1, %2}], [%3], %4;" ::"l"(map),
-      "r"(x), "r"(y), "r"(shared_address(shared)), "l"(policy.bits)
-      : "memory");
-}
 CROSSDOCK_DEVICE void tensor_reduce_add_2d(const TensorMap* map, i32 x, i32 y, const void* shared) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
@@ -69,11 +61,6 @@ CROSSDOCK_DEVICE void tensor_load_3d(void* shared, const TensorMap* map, Coordin
 }
 CROSSDOCK_DEVICE void tensor_store_2d(const TensorMap* map, i32 x, i32 y,
                                       const void* shared CROSSDOCK_SITE) {
-  const i32 coordinates[2] = {x, y};
-  twin::hooks::tensor_store(map, coordinates, shared, site);
-}
-CROSSDOCK_DEVICE void tensor_store_2d_hint(const TensorMap* map, i32 x, i32 y, const void* shared,
-                                           CachePolicy CROSSDOCK_SITE) {
   const i32 coordinates[2] = {x, y};
   twin::hooks::tensor_store(map, coordinates, shared, site);
 }
