@@ -43,7 +43,7 @@ const GemmCore::Variant* GemmCore::find(const device::GroupedGemmConfig& config)
   return found == variants_.end() ? nullptr : &*found;
 }
 // Or one that differs in what it is best for, not in what it does: prepare() was called with
-// another K.
+// another K, or without the list of rows or the bias.
 const GemmCore::Variant* GemmCore::find_any(const device::GroupedGemmConfig& config) const {
   if (const Variant* exact = find(config)) return exact;
   const auto found = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& v) {

@@ -88,6 +88,11 @@ Result<> LayerCore::copy_bias(RankWeights& weights, const ExpertBias& bias,
     CROSSDOCK_TRY(memory, copy(down.values, down));
     of_down = std::move(memory);
   }
+  // Sums with a bias may take other kernels.
+  const auto given = [&](const void* values) {
+    return values != nullptr ? std::optional(Bias{values, bias.number}) : std::nullopt;
+  };
+  CROSSDOCK_CHECK_OK(prepare(deadline, given(bias.gate_up), given(bias.down)));
   weights.bias_number = bias.number;
   weights.gate_up_bias = std::move(of_gate_up);
   weights.down_bias = std::move(of_down);

@@ -88,15 +88,20 @@ Result<> LayerCore::allocate(u32 r) {
 }
 
 // The kernels of every tile that forwards of up to max_tokens may take.
-Result<> LayerCore::prepare(Deadline deadline) {
+Result<> LayerCore::prepare(Deadline deadline, std::optional<Bias> of_first,
+                            std::optional<Bias> of_second) const {
+  static constexpr std::int32_t kListed = 0;  // that there is a list counts, not what is in it
   const WeightsView none{.layout = weight_layout(0)};
   const u32 most = expected_rows({.count = options_.max_tokens});
   // Tiles change at powers of two.
   for (u32 rows = 1;; rows = std::min(rows * 2, most)) {
-    for (GemmCall like : {first(none, {}, {}, {}), second(none, {}, {}, {})}) {
-      like.expected_rows = rows;
-      CROSSDOCK_CHECK_OK(gemm_->prepare(like, deadline));
-    }
+    GemmCall one = first(none, {}, {}, {}), two = second(none, {}, {}, {});
+    one.expected_rows = two.expected_rows = rows;
+    if (row_order({.expected_rows = rows}) == RowOrder::kGather) one.groups.rows = &kListed;
+    one.bias = of_first;
+    two.bias = of_second;
+    CROSSDOCK_CHECK_OK(gemm_->prepare(one, deadline));
+    CROSSDOCK_CHECK_OK(gemm_->prepare(two, deadline));
     if (rows == most) return {};
   }
 }

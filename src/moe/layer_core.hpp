@@ -134,7 +134,9 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
       : options_(options), group_(std::move(group)) {}
   Result<> allocate(u32 rank);
-  Result<> prepare(Deadline deadline);
+  // The biases of the products: whether there are any counts.
+  Result<> prepare(Deadline deadline, std::optional<Bias> of_first = {},
+                   std::optional<Bias> of_second = {}) const;
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
   [[nodiscard]] Side& side(u32 rank);
   Result<> make_side(u32 rank);

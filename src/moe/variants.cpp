@@ -18,6 +18,12 @@ namespace {
 // shorter ones have not been measured.
 constexpr u32 kLongSum = 1536;
 
+// Whether another warp may store the outputs: there is none where rows are gathered, and a bias
+// lies where outputs would.
+bool may_hand_over(const GemmCall& call) {
+  return call.groups.rows == nullptr && !call.bias;
+}
+
 u32 rows_of(GemmTile tile) {
   switch (tile) {
     case GemmTile::k64:
@@ -68,7 +74,8 @@ Result<GroupedGemmConfig> choose_gemm(const GemmCall& call) {
   const bool chosen = call.tile != GemmTile::kAuto;
   const u32 rows = rows_of(chosen ? call.tile : choose_tile(call.expected_rows));
   const bool ue8m0 = format != Format::kBf16 && call.scale_type == ScaleType::kUe8m0;
-  const bool hand_over = rows == 128 && format == Format::kE4m3 && call.weights.k >= kLongSum;
+  const bool hand_over =
+      rows == 128 && format == Format::kE4m3 && call.weights.k >= kLongSum && may_hand_over(call);
   for (const GroupedGemmConfig& config : gemm_variants())
     if (config.tile_rows == rows && config.fp8 == (format != Format::kBf16) &&
         config.fp4 == (format == Format::kE2m1) && config.ue8m0 == ue8m0 &&

@@ -164,7 +164,8 @@ class CROSSDOCK_API Gemm {
   [[nodiscard]] std::span<const std::uint32_t> local_ranks() const noexcept;
 
   // Makes the kernel of calls like this one ready on all local ranks; the call's memory is not
-  // looked at. Refused while a rank's own stream is being captured.
+  // looked at, but whether there is a list of rows and a bias. Refused while a rank's own stream is
+  // being captured.
   Result<> prepare(const GemmCall& like, Deadline deadline);
   // kInvalidArgument with the rule, the value and the fix; also where prepare() was not called for
   // such a call, since compiling would hold up the stream.

@@ -189,6 +189,7 @@ class CROSSDOCK_API Layer {
   // Biases beside the weights that the rank has; load() and use() drop them. They are added to the
   // sums of the products before those are rounded. With `down` the weights of the choices are
   // applied when the outputs of a row's choices are added up, and not in the first product.
+  // Compiles or loads kernels of products with a bias; not in a capture.
   Result<> load_bias(std::uint32_t rank, const ExpertBias& bias, Deadline deadline);
   // The same for the shared experts, which are one expert of shared_inter values: every rank has
   // all of them.

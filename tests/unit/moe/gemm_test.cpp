@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "jit/kernel_list.hpp"
+#include "moe/variants.hpp"
 #include "support/gemm_case.hpp"
 
 namespace crossdock::testing {
@@ -210,6 +211,32 @@ TEST(MoeGemm, NanAndTheSmallestPowerStayInTheirRow) {
       std::memset(loaded.output.as<u8>() + u64{2} * c.n * 2, 0xff, u64{2} * c.n * 2);
       ASSERT_NO_FATAL_FAILURE(rig.check(loaded));
     }
+}
+
+// Where rows are gathered, or have a bias, no other warp stores outputs: the kernel without one.
+TEST(MoeGemm, LongSumsHandOverWhereTheyCan) {
+  const i32 list = 0;
+  const float bias = 0;
+  moe::GemmCall call{.weights = {.format = Format::kE4m3, .experts = 1, .n = 512, .k = 1536}};
+  const auto hands_over = [](const moe::GemmCall& c) {
+    return moe::choose_gemm(c).value().hand_over;
+  };
+  for (const bool swiglu : {false, true}) {
+    if (swiglu) call.swiglu = moe::Swiglu{};
+    EXPECT_TRUE(hands_over(call));
+    moe::GemmCall other = call;
+    other.groups.rows = &list;
+    EXPECT_FALSE(hands_over(other)) << "gathered";
+    other = call;
+    other.bias = moe::Bias{&bias};
+    EXPECT_FALSE(hands_over(other)) << "a bias";
+    other = call;
+    other.weights.k = 1408;
+    EXPECT_FALSE(hands_over(other)) << "a short sum";
+    other = call;
+    other.tile = GemmTile::k64;
+    EXPECT_FALSE(hands_over(other)) << "tiles of 64 rows";
+  }
 }
 
 TEST(MoeGemm, EveryVariantIsInTheKernelList) {
