@@ -76,8 +76,9 @@ TEST(GroupedGemm, OutputsOfManyTilesInPlacesOfStages) {
               .k = 1536,
               .counts = {300, 57},
               .alignment = 4,
-              .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt},
-             1, sms);
+              .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt,
+              .samples = 24},
+             swiglu ? 1 : 4, sms);
 }
 // Where rows are gathered or have a bias the math warps store outputs themselves: the same bits.
 TEST(GroupedGemm, OutputsHaveTheBitsOfThoseOfGatheredRows) {

@@ -164,6 +164,24 @@ TEST_F(GemmGpu, LongK) {
     ASSERT_NO_FATAL_FAILURE(
         rig_->round({.n = 512, .k = 7168, .format = format, .counts = {200, 57}, .samples = 32}));
 }
+// More tiles than blocks, so that outputs lie in places of stages while the next tile is
+// multiplied, in another place each time: sums this long hand them over. The twin's test of this
+// name has the same shape.
+TEST_F(GemmGpu, OutputsOfManyTilesInPlacesOfStages) {
+  for (const u32 blocks : {2u, 3u}) {
+    auto rig = GemmRig::create(symm::Backend::kGpu, blocks).value();
+    for (const bool swiglu : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "blocks " << blocks << " swiglu " << swiglu);
+      ASSERT_NO_FATAL_FAILURE(
+          rig.round({.n = swiglu ? 512u : 640u,
+                     .k = 1536,
+                     .counts = {300, 57},
+                     .alignment = 4,
+                     .swiglu = swiglu ? std::optional(moe::Swiglu{.clamp = 7.0f}) : std::nullopt,
+                     .samples = 24}));
+    }
+  }
+}
 
 // The same bits in every run, in every layout, on every grid.
 TEST_F(GemmGpu, TheSameBitsEveryTime) {

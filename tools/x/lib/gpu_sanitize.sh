@@ -11,7 +11,7 @@ gpu_sanitize_rows() {
   cat <<'EOF'
 racecheck|gpu_symm|120|SymmGpu.*:SymmGraphGpu.*|faults: nobody shares memory there; probes: their machine code is a test of its own
 racecheck|gpu_ep|75|EpGpu.OddTokensAndRows:EpGpu.Fp8CastFusedWithScalesByColumn:EpGpu.CompressedRowsOfFewTokens:EpGpu.MasksOnAllPaths:EpGpu.FewTokensOfDifferentRanksAndNone:EpFewCopiesGpu.*:EpExpandedGpu.InTurns*|many tokens and many rounds: the same kernels again
-racecheck|gpu_moe|75|GemmGpu.OddShapes:GemmGpu.GraphsReadNewCounts:MoeLayerGpu.FewTokensAndNone:WeightsGpu.HasTheBitsOfTheCpu|every tile and layout: a product of each format is enough to wait for
+racecheck|gpu_moe|75|GemmGpu.OddShapes:GemmGpu.OutputsOfManyTilesInPlacesOfStages:GemmGpu.GraphsReadNewCounts:MoeLayerGpu.FewTokensAndNone:WeightsGpu.HasTheBitsOfTheCpu|every tile and layout: a product of each format is enough to wait for
 racecheck|gpu_coll|20|CollGpu.SmallAndWideRowsAreFetchedToo|the copy engines do the rest
 memcheck|gpu_symm|40|*|nothing
 memcheck|gpu_ep|60|EpGpu.OddTokensAndRows:EpGpu.Fp8*:EpGpu.NoTokens*:EpGpu.CombineByPush:EpGpu.RowsByExpert*:EpGpu.Compressed*:EpGpu.FewTokens*:EpGpu.MasksOnAllPaths:EpGpu.HalvesOf*:EpGpu.OtherRows*:EpGpu.ExpandedAndMaskedCopies:EpFewCopiesGpu.*:EpExpandedGpu.*|rounds by the thousand: their memory is that of the others
@@ -21,7 +21,7 @@ memcheck|gpu_heap|25|*|nothing
 memcheck|gpu_cuda|25|*-CudaGpu.ThousandCyclesDoNotGrow|a thousand cycles: each is the first one again
 synccheck|gpu_symm|40|SymmGpu.*:SymmGraphGpu.*|as racecheck
 synccheck|gpu_ep|50|EpGpu.OddTokensAndRows:EpGpu.Fp8Cast*:EpGpu.CombineByPush:EpGpu.RowsByExpert*:EpGpu.Compressed*:EpGpu.FewTokens*:EpGpu.MasksOnAllPaths:EpFewCopiesGpu.*:EpExpandedGpu.InTurns*|as racecheck
-synccheck|gpu_moe|50|GemmGpu.OddShapes:GemmGpu.GraphsReadNewCounts:MoeLayerGpu.FewTokensAndNone|as racecheck
+synccheck|gpu_moe|50|GemmGpu.OddShapes:GemmGpu.OutputsOfManyTilesInPlacesOfStages:GemmGpu.GraphsReadNewCounts:MoeLayerGpu.FewTokensAndNone|as racecheck
 synccheck|gpu_coll|20|CollGpu.SmallAndWideRowsAreFetchedToo|as racecheck
 EOF
 }
