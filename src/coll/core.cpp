@@ -14,14 +14,11 @@ namespace crossdock::coll {
 namespace {
 
 // After the meeting, so that what fails here is told to the others.
-Result<std::unique_ptr<jit::Jit>> open_jit(const symm::Group& group, base::Logger& log) {
-  if (group.backend() != symm::Backend::kGpu) return std::unique_ptr<jit::Jit>();
+Result<std::unique_ptr<jit::Jit>> prepare_jit(const symm::Group& group, base::Logger& log) {
   CROSSDOCK_TRY(config, base::Config::load());
   CROSSDOCK_TRY(all, base::Logger::create(config.string("log.level")));
   log = all.component("coll");
-  auto options = jit::JitOptions::from_config(config);
-  options.compiler.newest_cuda = group.driver()->version;
-  return std::make_unique<jit::Jit>(std::move(options));
+  return symm::open_jit(group);
 }
 
 }  // namespace
@@ -31,7 +28,7 @@ Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   CROSSDOCK_TRY(window, make_window(options.coll, options.ranks.world));
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
   base::Logger log;
-  auto jit = open_jit(*group, log);
+  auto jit = prepare_jit(*group, log);
   CROSSDOCK_TRY(core, create(std::move(group), std::move(jit), options.coll, deadline));
   core->log_ = std::move(log);
   return core;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "base/config.hpp"
 #include "symm/copy.hpp"
 
 namespace crossdock::ep {
@@ -13,22 +12,13 @@ using device::KernelId;
 
 namespace {
 constexpr const char* kPrepares = "prepare their kernels";
-
-// After the meeting, so that what fails here is told to the others.
-Result<std::unique_ptr<jit::Jit>> open_jit(const symm::Group& group) {
-  if (group.backend() != symm::Backend::kGpu) return std::unique_ptr<jit::Jit>();
-  CROSSDOCK_TRY(config, base::Config::load());
-  auto options = jit::JitOptions::from_config(config);
-  options.compiler.newest_cuda = group.driver()->version;
-  return std::make_unique<jit::Jit>(std::move(options));
-}
 }  // namespace
 
 Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   const auto deadline = Deadline::in(options.ranks.timeout);
   CROSSDOCK_TRY(window, make_window(options.ep, options.ranks.world));
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
-  auto jit = open_jit(*group);
+  auto jit = symm::open_jit(*group);  // after the meeting: what fails here is told to the others
   return create(std::move(group), std::move(jit), options.ep, deadline);
 }
 

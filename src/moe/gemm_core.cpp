@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "base/config.hpp"
 #include "moe/weight_kernel.hpp"
 #include "symm/pointers.hpp"
 
@@ -18,12 +17,8 @@ Result<std::shared_ptr<GemmCore>> GemmCore::create(const GemmOptions& options) {
   device::SymmetricLayout layout;
   layout.add("unused", device::SymmetricLayout::kLine);  // a window cannot be empty
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, layout));
-  if (options.ranks.backend == symm::Backend::kGpu) {
-    CROSSDOCK_TRY(config, base::Config::load());
-    auto jit_options = jit::JitOptions::from_config(config);
-    jit_options.compiler.newest_cuda = group->driver()->version;
-    core->jit_ = std::make_unique<jit::Jit>(std::move(jit_options));
-  }
+  CROSSDOCK_TRY(jit, symm::open_jit(*group));
+  core->jit_ = std::move(jit);
   core->group_ = std::move(group);
   CROSSDOCK_TRY(launcher, symm::Launcher::create(*core->group_, core->jit_.get()));
   core->own_launcher_.emplace(std::move(launcher));

@@ -81,7 +81,7 @@ Result<std::vector<std::string>> collect(Store& store, const Gathering& gatherin
   // The last tenth is kept for finding out who is missing.
   const auto reserve =
       std::min<Deadline::Clock::duration>(deadline.remaining() / 10, std::chrono::seconds(1));
-  const Deadline wait_until = Deadline::at(deadline.when() - reserve);
+  const Deadline wait_until = deadline.after(-reserve);
   std::vector<std::string> all;
   for (std::uint32_t rank = 0; rank < gathering.world; ++rank) {
     Result<Entry> entry = store.wait(key_of(gathering, rank), wait_until);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "base/config.hpp"
+
 namespace crossdock::symm {
 namespace {
 
@@ -23,6 +25,14 @@ Result<u32> count_resident_blocks(const jit::Kernel& kernel, const BlockShape& b
 }
 
 }  // namespace
+
+Result<std::unique_ptr<jit::Jit>> open_jit(const Group& group) {
+  if (group.backend() != Backend::kGpu) return std::unique_ptr<jit::Jit>();
+  CROSSDOCK_TRY(config, base::Config::load());
+  auto options = jit::JitOptions::from_config(config);
+  options.compiler.newest_cuda = group.driver()->version;
+  return std::make_unique<jit::Jit>(std::move(options));
+}
 
 Result<Launcher> Launcher::create(Group& group, jit::Jit* jit) {
   if (group.backend() == Backend::kGpu && jit == nullptr)

@@ -15,6 +15,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,11 @@ class Prepared {
   BlockShape block_;
   std::vector<LoadedKernel> loaded_;  // by local rank; empty on the twin
 };
+
+// The compiler of a group's kernels, by the jit.* settings: none that is newer than the driver of
+// the group, which could not load what it makes. Null on the CPU backend, where kernels run in the
+// twin.
+Result<std::unique_ptr<jit::Jit>> open_jit(const Group& group);
 
 class Launcher {
  public:

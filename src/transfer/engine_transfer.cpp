@@ -276,9 +276,7 @@ bool EngineCore::confirm_cut(TransferCore& transfer, transport::Shard& shard,
 }
 
 Deadline EngineCore::quiesced_by(Deadline deadline) const {
-  const auto margin = 2 * settings_.quiesce_grace + std::chrono::seconds(2);
-  return Deadline::at(deadline.when() +
-                      std::chrono::duration_cast<Deadline::Clock::duration>(margin));
+  return deadline.after(2 * settings_.quiesce_grace + std::chrono::seconds(2));
 }
 
 void EngineCore::account(const TransferCore& transfer, State state) noexcept {

@@ -12,10 +12,6 @@ namespace {
 constexpr auto kLookAgain = std::chrono::milliseconds(20);
 constexpr auto kShortestLook = std::chrono::milliseconds(1);
 
-Deadline after(Deadline when, std::chrono::nanoseconds time) {
-  return Deadline::at(when.when() + std::chrono::duration_cast<Deadline::Clock::duration>(time));
-}
-
 // By when a transfer must be over, as far as is known now, and when to look at it again.
 struct Limit {
   Deadline ends;
@@ -25,9 +21,9 @@ struct Limit {
 Limit limit_of(const TransferCore& transfer, Deadline now) {
   const auto& watch = transfer.watch;
   if (watch.stall.count() == 0) return {transfer.deadline, transfer.deadline};
-  const Deadline ends = earlier(transfer.deadline, after(watch.since, watch.stall));
+  const Deadline ends = earlier(transfer.deadline, watch.since.after(watch.stall));
   const auto pause = std::max<std::chrono::nanoseconds>(watch.stall / 4, kShortestLook);
-  return {ends, earlier(ends, after(now, pause))};
+  return {ends, earlier(ends, now.after(pause))};
 }
 
 // Once it is asked to stop, what still arrives is no progress: it shall end.
@@ -112,7 +108,7 @@ void TransferList::check_deadlines() {
       next = next ? earlier(*next, limit.look) : limit.look;
       continue;
     }
-    const Deadline cut = after(limit.ends, grace_);
+    const Deadline cut = limit.ends.after(grace_);
     const Error why = overdue(*transfer, now);
     transfer->request_stop(why);
     if (now >= cut) {

@@ -96,13 +96,12 @@ Result<EpWire> EpWire::create(const symm::GroupOptions& ranks, u32 repeat, Deadl
   std::unique_ptr<Impl> impl(new Impl{.repeat = repeat, .deadline = deadline});
   CROSSDOCK_TRY(config, base::Config::load());
   CROSSDOCK_TRY(driver, cuda::Driver::load({config.string("cuda.driver")}));
-  auto jit_options = jit::JitOptions::from_config(config);
-  jit_options.compiler.newest_cuda = driver->version;
-  impl->jit = std::make_unique<jit::Jit>(std::move(jit_options));
   device::SymmetricLayout layout;
   const symm::BarrierAreas meeting{.barrier = device::add_peer_barrier(layout, ranks.world)};
   const auto areas = symm::add_move_rows(layout, ranks.world, kSlots, kRowBytes);
   CROSSDOCK_TRY(group, symm::Group::create(ranks, layout, driver));
+  CROSSDOCK_TRY(jit, symm::open_jit(*group));
+  impl->jit = std::move(jit);
   impl->group = std::move(group);
   CROSSDOCK_TRY(launcher, symm::Launcher::create(*impl->group, impl->jit.get()));
   impl->launcher.emplace(std::move(launcher));

@@ -287,11 +287,9 @@ Result<SymmRig> SymmRig::create(const SymmBench& options, const symm::GroupOptio
   impl->areas = symm::add_suite(impl->layout, group.world, impl->shape);
   impl->rows = symm::add_move_rows(impl->layout, group.world, kSlots, kRowBytes[0]);
   impl->flag = impl->layout.add("bench.flag", device::SymmetricLayout::kLine);
-  CROSSDOCK_TRY(config, base::Config::load());
-  auto jit_options = jit::JitOptions::from_config(config);
-  jit_options.compiler.newest_cuda = driver.version;
-  impl->jit = std::make_unique<jit::Jit>(std::move(jit_options));
   CROSSDOCK_TRY(made, symm::Group::create(group, impl->layout, &driver));
+  CROSSDOCK_TRY(jit, symm::open_jit(*made));
+  impl->jit = std::move(jit);
   impl->group = std::move(made);
   CROSSDOCK_TRY(launcher, symm::Launcher::create(*impl->group, impl->jit.get()));
   impl->launcher = std::make_unique<symm::Launcher>(std::move(launcher));
