@@ -202,7 +202,8 @@ def masks_of(buffer, kit, case):
 
 
 def shrink_and_grow(group, kit, case, hooked):
-    """The last rank and the others go on without each other, and together again, more than once."""
+    """The last rank and the others go on without each other, and together again, more than once. Ranks that are
+    well are masked when all have finished their combines: after that nobody waits until they have read its rows."""
     buffer = Buffer(group, low_latency_mode=True, enable_shrink=True)
     rank, last = group.rank(), case.world - 1
     for seed in range(5):
@@ -210,6 +211,7 @@ def shrink_and_grow(group, kit, case, hooked):
         def is_apart(a, b):
             return apart and a != b and last in (a, b)
         if seed == 1 or seed == 4:
+            group.gather(b"", 60.0)
             for peer in range(case.world):
                 if is_apart(rank, peer):
                     buffer.low_latency_update_mask_buffer(peer, True)
