@@ -69,6 +69,7 @@ Result<> Core::prepare_small_rank(RankState& state) {
     c.send_blocks = 0;
     c.state = slot.combines.as<device::EpState>();
     c.free_words = areas.free;
+    c.read_words = areas.reads;
     c.small = d.state;
     state.small.push_back(std::move(slot));
   }

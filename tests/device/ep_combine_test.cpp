@@ -57,6 +57,25 @@ TEST(EpCombine, TokenCountsDifferAndMayBeZero) {
   combine_under_all_seeds({.world = 4, .max_tokens = 9, .row_bytes = 16, .tokens = {0, 1, 9, 3}});
   combine_under_all_seeds({.world = 3, .row_bytes = 16, .tokens = {0}});
 }
+// What was pulled before this slot's last use lies more than 2^31 behind, or is about to.
+TEST(EpCombine, ASlotThatWasLeftAloneForBillionsOfPullsIsFree) {
+  const EpCase c{.world = 3, .max_tokens = 9, .row_bytes = 16, .blocks = {2, 3}};
+  for (const u32 epoch : {1536u * kEpFollowEvery, 1024u * kEpFollowEvery, ~0u << 20}) {
+    SCOPED_TRACE(epoch);
+    for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
+      Rounds rounds(c);
+      rounds.rig.combined_so_far(epoch - 1);
+      ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(seed, 0));
+    }
+  }
+}
+TEST(EpCombine, WhatASlotAsksForFollows) {
+  EXPECT_EQ(ep_followed(5, 9), 5u);
+  EXPECT_EQ(ep_followed(0, 1u << 30), 0u);
+  EXPECT_EQ(ep_followed(0, (1u << 30) + 1), 1u);
+  EXPECT_EQ(ep_followed(~0u - 3, 7), ~0u - 3);
+  EXPECT_EQ(ep_followed(3u << 30, 1u << 31), 1u << 30);
+}
 TEST(EpCombine, AllMaskedGivesTheBias) {
   combine_under_all_seeds({.world = 2,
                            .max_tokens = 5,

@@ -113,6 +113,19 @@ class EpRig {
 
   [[nodiscard]] Ranks& ranks() { return ranks_; }
   [[nodiscard]] EpMask& mask(u32 rank) { return *masks_[rank]; }
+  // As if every rank had combined `epoch` times, in the first slot the last two times and never in
+  // another one.
+  void combined_so_far(u32 epoch) {
+    for (u32 rank = 0; rank < case_.world; ++rank) {
+      state_[rank]->combine.finished = epoch;
+      std::fill_n(ranks_.window<u64>(rank, areas_.inputs), 2 * case_.world, u64{0x8000} << 48);
+      for (u32 source = 0; source < case_.world; ++source) {
+        const u32 total = epoch * case_.blocks_of(source);
+        *ranks_.window<u32>(rank, areas_.pulled + source * sizeof(PaddedWord)) = total;
+        state_[rank]->pulled[source] = state_[rank]->free_at[0][source] = total;
+      }
+    }
+  }
   // In the order of the rank's stream.
   void launch_mask(u32 rank, u32 set, u32 clear) {
     EpMaskParams p{};

@@ -52,6 +52,18 @@ class EpSmallRig {
       p.small[p.slots] = state_[rank * kSlots + p.slots].dispatch;
     launch_mask_kernel(ranks_, p);
   }
+  // As if every rank had combined `epoch` times in every slot.
+  void combined_so_far(u32 epoch) {
+    for (u32 rank = 0; rank < case_.world; ++rank)
+      for (u32 slot = 0; slot < kSlots; ++slot) {
+        state_[rank * kSlots + slot].combine->combine.finished = epoch;
+        std::fill_n(ranks_.window<u64>(rank, areas_[slot].inputs), 2 * case_.world, u64{0x8000} << 48);
+      }
+  }
+  // What `source` has told `rank` that it has read.
+  [[nodiscard]] u32 told_reads(u32 rank, u32 slot, u32 source) {
+    return ranks_.window<u32>(rank, areas_[slot].reads)[source];
+  }
   // From now on a rank that does not come is masked.
   void mask_late() {
     for (u32 slot = 0; slot < kSlots; ++slot)
@@ -246,6 +258,7 @@ class EpSmallRig {
     p.slot = kNoSlot;
     p.state = state_[rank * kSlots + slot].combine;
     p.free_words = areas_[slot].free;
+    p.read_words = areas_[slot].reads;
     p.small = state_[rank * kSlots + slot].dispatch;
     p.masking = {masks_[rank], false};
     return p;

@@ -91,6 +91,26 @@ TEST(EpSmall, RoundsWithCombineInEveryWorld) {
   }
 }
 
+// Else a rank that never reads again would be taken to have read what is 2^31 combines later.
+TEST(EpSmall, OnceInAMillionCombinesRanksTellWhatTheyHaveRead) {
+  const EpCase c{.world = 3,
+                 .experts = 9,
+                 .top_k = 4,
+                 .max_tokens = 20,
+                 .combine_bytes = 208,
+                 .combine_weights = false,
+                 .blocks = {3, 2, 1}};
+  for (const u32 epoch : {kEpFollowEvery, 2048u * kEpFollowEvery, 0u}) {
+    SCOPED_TRACE(epoch);
+    SmallRounds rounds(c);
+    rounds.rig.combined_so_far(epoch - 2);
+    ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(1));
+    for (u32 i = 0; i < EpSmallRig::kSlots * c.world * c.world; ++i)
+      EXPECT_EQ(rounds.rig.told_reads(i % c.world, i / c.world / c.world, i / c.world % c.world),
+                epoch - 1);
+  }
+}
+
 // ---- faults ------------------------------------------------------------------------------------
 
 void expect_works_after_reset(EpSmallRig& rig, u32 seed) {

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <sys/mman.h>
@@ -31,7 +33,7 @@ transfer::EngineOptions engine_options(const std::string& transport) {
 
 // Engine memory, or memory as a framework would hand it over.
 struct Memory {
-  std::vector<std::byte> own;
+  std::unique_ptr<std::byte[], decltype(&std::free)> own{nullptr, std::free};
   std::optional<Region> region;
   [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(region->address()); }
 };
@@ -42,8 +44,12 @@ Result<Memory> make_memory(Engine& engine, std::uint64_t bytes, bool engine_memo
     CROSSDOCK_TRY(region, engine.allocate(bytes, {.label = "bench"}));
     memory.region = std::move(region);
   } else {
-    memory.own.resize(bytes);
-    CROSSDOCK_TRY(region, engine.register_memory(memory.own.data(), bytes, {.label = "bench"}));
+    // Whole pages, as pools of pages have them, and as the ceilings do.
+    constexpr std::size_t kPage = 4096;
+    const std::size_t whole = (bytes + kPage - 1) / kPage * kPage;
+    memory.own.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, whole)));
+    if (!memory.own) return make_error(Code::kNoMemory, fmt::format("no room for {} bytes", bytes));
+    CROSSDOCK_TRY(region, engine.register_memory(memory.own.get(), bytes, {.label = "bench"}));
     memory.region = std::move(region);
   }
   std::memset(memory.region->address(), 0x5a, bytes);

@@ -58,11 +58,20 @@ CROSSDOCK_DEVICE void open_combine(const EpCombineParams& p, u32 masked, u32 epo
     if (talks)
       ptx::st_relaxed_sys(p.view.map(p.view.at<u32>(p.free_words) + p.view.rank, lane), uses);
     if (lane == 0) ptx::st_weak(&p.small->released.value, uses);
+    // ep_await_reads compares by distance as well, and may never have been called. What the combine
+    // before had to read came before in the stream.
+    if (talks && epoch % kEpFollowEvery == 0)
+      ptx::st_release_sys(p.view.map(p.view.at<u32>(p.read_words) + p.view.rank, lane), epoch - 1);
     return;
   }
   // Of all combines so far, also those that the lane's rank has been left out of: it makes up for
   // them when it comes back (ep_mask).
   const u32 total = epoch * p.source_blocks[lane];
+  if (epoch % kEpFollowEvery == 0) {
+    CROSSDOCK_NO_UNROLL
+    for (auto& of_slot : p.state->free_at)
+      ptx::st_weak(of_slot + lane, ep_followed(ptx::ld_weak(of_slot + lane), total));
+  }
   ptx::st_weak(p.state->pulled + lane, total);
   if (p.slot != kNoSlot) ptx::st_weak(&p.state->free_at[p.slot][lane], total);
 }

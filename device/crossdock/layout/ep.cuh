@@ -174,6 +174,16 @@ struct EpState {
   u32 routed[kEpMaxBlocks];   // the epoch for which a block's routes are complete
 };
 
+// Totals of 32 bits are compared by their distance, which must stay below 2^31. So what a slot that
+// is seldom used asks for follows the total, every kEpFollowEvery combines: what was pulled that
+// long ago has been read, since all ranks have used other slots again meanwhile.
+inline constexpr u32 kEpFollowEvery = 1u << 20;
+CROSSDOCK_HOST_DEVICE constexpr u32 ep_followed(u32 at, u32 total) {
+  constexpr u32 kFurthest = 1u << 30;
+  return total - at > kFurthest ? total - kFurthest : at;
+}
+static_assert(u64{kEpFollowEvery} * kEpMaxBlocks < 1u << 30);
+
 // When an input block is free to be written again: `at` [world] is what the words of `pulled`
 // (EpAreas) must have reached. Null: it is free.
 struct EpFree {

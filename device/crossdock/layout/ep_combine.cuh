@@ -158,6 +158,7 @@ struct EpCombineParams {
   u64* rank_wait_ns;  // [world], added to: until each rank's rows were ready; may be null
   // Few tokens only.
   u64 free_words;  // EpSmallAreas::free
+  u64 read_words;  // EpSmallAreas::reads
   EpSmallState* small;
 };
 
