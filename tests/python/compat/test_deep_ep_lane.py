@@ -5,26 +5,36 @@ import contextlib
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from crossdock.compat.deep_ep.events import EventHandle
-from crossdock.compat.deep_ep.lane import Lane
+from crossdock.compat.deep_ep.lane import Call, Lane
+from crossdock.compat.deep_ep.normal import How, Normal
 
 
 class Stream:
     def __init__(self, name):
-        self.name, self.waits = name, []
+        self.name, self.waits, self.capturing = name, [], False
 
     def wait_stream(self, other):
+        event = Event()
+        event.record(other)
+        self._join(event)
         self.waits.append(other.name)
 
     def wait_event(self, event):
+        self._join(event)
         self.waits.append(f"event of {event.stream.name}")
+
+    def _join(self, event):
+        assert event.captured or not self.capturing, "CUDA: STREAM_CAPTURE_ISOLATION"
+        self.capturing = event.captured
 
 
 class Event:
     def record(self, stream):
-        self.stream = stream
+        self.stream, self.captured = stream, stream.capturing
 
 
 class Cuda:
@@ -56,7 +66,15 @@ class Cuda:
         return True
 
     def is_current_stream_capturing(self):
-        return False
+        return self.current.capturing
+
+    @contextlib.contextmanager
+    def graph(self, *streams):
+        """A capture that begins on the current stream; all of ``streams`` leave it with that one."""
+        self.current.capturing = True
+        yield
+        for stream in (self.current, *streams):
+            stream.capturing = False
 
 
 @pytest.fixture
@@ -91,3 +109,50 @@ def test_what_a_call_that_raised_left_on_a_stream_is_followed(cuda):
     assert other.waits == ["event of comm"], "an ordinary call's work is over for the caller's stream"
     with lane.call():
         assert other.waits == ["event of comm", "comm"]
+
+
+def test_calls_of_one_capture_come_one_after_the_other(cuda):
+    lane, caller = Lane(0), cuda.current
+    with lane.call(None, True):  # outside
+        pass
+    for _ in range(2):
+        caller.waits.clear()
+        lane.stream.waits.clear()
+        with cuda.graph(lane.stream):
+            with lane.call():
+                assert caller.waits == [], "a capture cannot wait for what was called before it"
+            with lane.call(None, True) as call:
+                assert cuda.current.capturing
+            assert lane.stream.waits == ["caller"] * 2
+            with lane.call():
+                assert caller.waits == ["comm"]
+            with lane.call(None, True) as call:
+                pass
+            call.event.current_stream_wait()
+    other = cuda.current = Stream("another")
+    with lane.call():
+        assert other.waits == ["comm"], "what was captured has not made the call before it forgotten"
+
+
+def test_parallel_branches_of_a_capture_are_put_in_order(cuda):
+    lane, caller = Lane(0), cuda.current
+    branch = Stream("branch")
+    with cuda.graph(branch):
+        branch.wait_stream(caller)
+        with lane.call():
+            pass
+        cuda.current = branch
+        with lane.call():
+            assert branch.waits == ["caller", "caller"]
+        cuda.current = caller
+        caller.wait_stream(branch)
+
+
+def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):
+    kept = []
+    monkeypatch.setattr(Call, "keep", lambda self, frame, *tensors: kept.extend(tensors))
+    normal = Normal(types.SimpleNamespace(size=lambda: 2), Lane(-1), 0, None)
+    ids = np.array([[0, 3], [1, -1]])
+    made, _ = normal.layout(ids, 4, How())
+    for array in (ids, made.tokens_per_rank, made.tokens_per_expert, made.is_token_in_rank):
+        assert any(array is one for one in kept)

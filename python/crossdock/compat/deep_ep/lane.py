@@ -14,7 +14,6 @@ from typing import Any, Iterator, Optional, Union
 from ...errors import InvalidArgument
 from .events import EventHandle, EventOverlap, event_of
 from .frame import Frame
-from .world import capturing
 
 __all__ = ["Call", "Lane"]
 
@@ -53,7 +52,8 @@ class Lane:
     def __init__(self, device: int) -> None:
         self._device = device
         self._stream: Optional[Any] = None
-        self._last: Optional[Any] = None
+        # Streams of the last call outside captures and of the last in one.
+        self._last: dict[bool, Any] = {}
 
     @property
     def stream(self) -> Optional[Any]:
@@ -76,9 +76,8 @@ class Lane:
         current = cuda.current_stream(self._device)
         before = event_of(previous_event)
         if not asynchronous and before is None:
-            self._follow(current)
             # What a call put on its stream before it raised is followed by later calls like all else.
-            self._last = current
+            self._follow(current)
             yield Call(current, current, False)
             return
         stream = self.stream
@@ -89,7 +88,6 @@ class Lane:
             stream.wait_event(before.event)
         self._follow(stream)
         call = Call(stream, current, asynchronous)
-        self._last = stream
         try:
             with cuda.stream(stream):
                 yield call
@@ -97,10 +95,16 @@ class Lane:
             call.end()
 
     def _follow(self, stream: Any) -> None:
-        """Calls of a rank come one after the other, on whatever streams. Where a stream is captured, what
-        was called before the capture is over already, by the rules of captures."""
-        last = self._last
+        """Calls of a rank come one after the other, on whatever streams. A call in a capture follows
+        those of the same capture: what was called before it is over already, by the rules of captures."""
+        cuda = sys.modules["torch"].cuda
+        captured = bool(cuda.is_current_stream_capturing())
+        last = self._last.get(captured)
+        self._last[captured] = stream
         if last is None or last == stream:
             return
-        if not capturing():
-            stream.wait_stream(last)
+        if captured:
+            with cuda.stream(last):
+                if not cuda.is_current_stream_capturing():  # it was part of an earlier capture
+                    return
+        stream.wait_stream(last)

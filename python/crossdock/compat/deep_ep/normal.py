@@ -126,7 +126,9 @@ class Normal:
         frame = frame_of(topk_idx, "topk_idx")
         with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
             made = layout_of(frame, topk_idx, experts, self._rank.size())
-            call.keep(frame, topk_idx, *dataclasses.astuple(made))
+            # Field by field: dataclasses.astuple copies tensors, and the copies would be kept.
+            call.keep(frame, topk_idx, made.tokens_per_rank, made.tokens_per_expert,
+                      made.is_token_in_rank)
         key = id(made.is_token_in_rank)
         reference = weakref.ref(made.is_token_in_rank, lambda _: self._ids.pop(key, None))
         self._ids[key] = (reference, topk_idx)
