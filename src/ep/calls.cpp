@@ -86,7 +86,7 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
               .expert_counts = slot.expert_counts(),
               .host_rows = options_.host_counts ? slot.device_words : nullptr,
               .host_experts = options_.host_counts ? slot.device_words + 1 : nullptr,
-              .host_ticket = ++state->ticket};
+              .host_ticket = state->tickets.next()};
   if (like != nullptr) {
     const Slot& earlier = *state->slots[like->slot];
     p.reuse = {.routes = earlier.routes(),

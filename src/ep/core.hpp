@@ -46,7 +46,7 @@ struct RankState {
   std::vector<symm::HostMemory> host_blocks;
   u32 next_slot = 0;
   u32 next_small = 0;
-  u32 ticket = 0;
+  Tickets tickets;
   device::EpDispatchParams dispatch{};  // all that does not depend on the call
   device::EpCombineParams combine{};
   // Ticket of the dispatch whose combine has told the others and not been received; 0: there is

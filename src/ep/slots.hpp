@@ -13,6 +13,20 @@
 
 namespace crossdock::ep {
 
+// Numbers of the dispatches of a rank, by which a handle and what is told about it find each other.
+// They begin again after 2^32 of them, and 0 is none's.
+class Tickets {
+ public:
+  explicit Tickets(u32 last = 0) : last_(last) {}
+  u32 next() {
+    if (++last_ == 0) ++last_;
+    return last_;
+  }
+
+ private:
+  u32 last_;
+};
+
 enum class SlotKind { kWindow, kSmall, kCopy, kBare };
 
 // The memory of a slot besides the window: offsets in one allocation. Window slots and bare ones

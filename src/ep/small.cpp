@@ -179,7 +179,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
               .expert_counts = slot.expert_counts(),
               .host_rows = options_.host_counts ? slot.device_words : nullptr,
               .host_experts = options_.host_counts ? slot.device_words + 1 : nullptr,
-              .host_ticket = ++state.ticket};
+              .host_ticket = state.tickets.next()};
   Placement placement;
   placement.index = index;
   placement.slot = &slot;

@@ -34,6 +34,15 @@ void add_up(EpGroupRig& rig, const ep::Handle& handle, const symm::LocalMemory& 
   expect_ok(rig.group().combine_receive(handle, {.rows = rows, .bias = {bias.address(), nullptr}}));
 }
 
+// By a dispatch's number it is known what has been told of it, and 0 is that of none.
+TEST(EpHalves, NumbersOfDispatchesBeginAgainWithoutNone) {
+  ep::Tickets tickets(0xfffffffe);
+  EXPECT_EQ(tickets.next(), 0xffffffffu);
+  EXPECT_EQ(tickets.next(), 1u);
+  EXPECT_EQ(tickets.next(), 2u);
+  EXPECT_EQ(ep::Tickets().next(), 1u);
+}
+
 // send A, send B, receive A, receive B; tell A, tell B, add A, add B: no half waits for what comes
 // later in its stream.
 TEST(EpHalves, TwoBatchesInFlight) {
