@@ -52,6 +52,7 @@ struct Begun {
   LayerInput input;
   std::optional<ep::Handle> handle;
   StreamPtr stream = nullptr;            // begin()'s
+  std::uint64_t capture = 0;             // that begin() was part of; 0: none
   const cuda::Event* arrived = nullptr;  // GPU: reached when the rows are there
   bool joined = false;                   // a stream of the caller's waits for `arrived`
 
@@ -126,10 +127,17 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
     u32 rank = 0;
     u32 begun = 0;  // forwards that have not ended
     const cuda::Stream* stream = nullptr;
-    std::optional<cuda::Event> ready;                   // the caller's stream has come to the call
-    std::vector<std::pair<cuda::Event, bool>> arrived;  // with whether a Begun has it
-    std::optional<cuda::Event> dropped;                 // behind dispatches that were never ended
-    bool any_dropped = false;                           // and no later dispatch follows them yet
+    std::optional<cuda::Event> ready;  // the caller's stream has come to the call
+    // Whether a Begun has it, and the capture that it was recorded in; 0: none.
+    struct Arrived {
+      cuda::Event event;
+      bool used = false;
+      std::uint64_t capture = 0;
+    };
+    std::vector<Arrived> arrived;
+    std::optional<cuda::Event> dropped;  // behind dispatches that were never ended
+    bool any_dropped = false;            // and no later dispatch follows them yet
+    std::uint64_t dropped_capture = 0;   // as Arrived::capture
   };
   LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
       : options_(options), group_(std::move(group)) {}
@@ -140,6 +148,9 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
   [[nodiscard]] Side& side(u32 rank);
   Result<> make_side(u32 rank);
+  // Which capture the caller's stream is part of; 0: none, and on the CPU.
+  [[nodiscard]] Result<std::uint64_t> capture_of(u32 rank, StreamPtr stream) const;
+  Result<std::uint64_t> check_begun(u32 rank, StreamPtr stream);
   Result<> follow_begun(u32 rank, StreamPtr stream);
   Result<> check_input(const RankWeights& weights, const Call& call) const;
   Result<> check_scales(const LayerInput& input) const;

@@ -6,7 +6,8 @@
 //   side stream         wait, dispatch(1), arrived ----------------------+
 //
 // A begin's dispatch comes after all that was on the caller's stream when it was called, so after
-// the combine that has read its slot. On the CPU there is one queue, in the order of the calls. See
+// the combine that has read its slot. On the CPU there is one queue, in the order of the calls. No
+// stream waits across the border of a capture: CUDA would refuse, and the capture be lost. See
 // layer_core.hpp. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fmt/format.h>
@@ -22,6 +23,22 @@ cuda::Stream borrowed(const symm::Rank& rank, StreamPtr stream) {
   const cuda::Context& context = *rank.device().context();
   return cuda::Stream::borrow(context, stream != nullptr ? static_cast<cuda::StreamHandle>(stream)
                                                          : rank.device().stream()->handle());
+}
+
+// `capture`: a number, or 0; `now`: that of the call which tells about it.
+const char* place_of(std::uint64_t capture, std::uint64_t now) {
+  if (capture == 0) return "outside captures";
+  return now == 0 ? "in a capture" : "in another capture";
+}
+
+// Before a launch: whether the stream of a call in capture `now` may wait for what a begin in
+// `capture` has put on the side stream.
+Result<> check_border(u32 r, std::uint64_t capture, std::uint64_t now) {
+  if (capture == now) return {};
+  return invalid_argument(fmt::format(
+      "moe layer: a forward_begin() of rank {} {} has not ended, and this call is {}: end or drop "
+      "it where it began, before this call",
+      r, place_of(capture, now), now == 0 ? "outside captures" : "in a capture"));
 }
 
 }  // namespace
@@ -47,7 +64,7 @@ Result<> LayerCore::make_side(u32 r) {
     made.dropped.emplace(std::move(dropped));
     for (u32 i = 0; i < group_->options().slots; ++i) {
       CROSSDOCK_TRY(arrived, cuda::Event::create(context));
-      made.arrived.emplace_back(std::move(arrived), false);
+      made.arrived.push_back({.event = std::move(arrived)});
     }
   }
   sides_.push_back(std::move(made));
@@ -75,8 +92,18 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
         fmt::format("moe layer: {} forwards of rank {} have begun, as many as there are slots: end "
                     "one first",
                     beside.begun, r));
+  CROSSDOCK_TRY(capture, check_begun(r, call.stream));
+  if (beside.stream != nullptr) {
+    CROSSDOCK_TRY(there, beside.stream->capture());
+    if (there != 0 && there != capture)
+      return invalid_argument(fmt::format(
+          "moe layer: a capture with calls of rank {} has not ended, and this call is {}: end that "
+          "capture first",
+          r, capture == 0 ? "outside captures" : "in another"));
+  }
   auto begun = std::make_unique<Begun>(shared_from_this(), r, input);
   begun->stream = call.stream;
+  begun->capture = capture;
   if (beside.stream != nullptr) {
     CROSSDOCK_CHECK_OK(beside.ready->record(borrowed(rank(r), call.stream)));
     CROSSDOCK_CHECK_OK(beside.stream->wait(*beside.ready));
@@ -85,11 +112,12 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
   CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(input), {}, on));
   begun->handle.emplace(std::move(handle));
   ++beside.begun;
-  for (auto& [event, used] : beside.arrived) {
-    if (used) continue;
-    CROSSDOCK_CHECK_OK(event.record(*beside.stream));
-    begun->arrived = &event;
-    used = true;
+  for (auto& arrived : beside.arrived) {
+    if (arrived.used) continue;
+    CROSSDOCK_CHECK_OK(arrived.event.record(*beside.stream));
+    begun->arrived = &arrived.event;
+    arrived.used = true;
+    arrived.capture = capture;
     break;
   }
   return begun;
@@ -100,6 +128,8 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
   call.input = begun.input;
   CROSSDOCK_CHECK_OK(check_input(weights, call));
   CROSSDOCK_CHECK_OK(check_output(begun.rank, call.input, call.output));
+  CROSSDOCK_TRY(capture, capture_of(begun.rank, call.stream));
+  CROSSDOCK_CHECK_OK(check_border(begun.rank, begun.capture, capture));
   // While the rows travel.
   if (shared_ != nullptr)
     CROSSDOCK_CHECK_OK(shared_->run(begun.rank, call.shared->view, call.input, call.stream,
@@ -111,30 +141,62 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
   return finish(weights, call, *begun.handle, false);
 }
 
+Result<std::uint64_t> LayerCore::capture_of(u32 r, StreamPtr stream) const {
+  if (group_->group().backend() != symm::Backend::kGpu) return std::uint64_t{0};
+  return borrowed(rank(r), stream).capture();
+}
+
+// Before a dispatch, which comes after those that have begun: all of them are in the capture of
+// the stream, which is returned, or outside captures as it is.
+Result<std::uint64_t> LayerCore::check_begun(u32 r, StreamPtr stream) {
+  const Side& beside = side(r);
+  CROSSDOCK_TRY(now, capture_of(r, stream));
+  for (const auto& arrived : beside.arrived)
+    if (arrived.used) CROSSDOCK_CHECK_OK(check_border(r, arrived.capture, now));
+  if (beside.any_dropped && beside.dropped_capture == 0 && now != 0)
+    return invalid_argument(fmt::format(
+        "moe layer: a forward_begin() of rank {} outside captures was dropped, and this call is in "
+        "a capture, where nothing can wait for it: make a forward() outside captures first",
+        r));
+  return now;
+}
+
 // A dispatch on the caller's stream comes after those on the side stream: two at once would count
 // the same epoch.
 Result<> LayerCore::follow_begun(u32 r, StreamPtr stream) {
   Side& beside = side(r);
-  for (const auto& [event, used] : beside.arrived)
-    if (used) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(event));
-  if (beside.any_dropped) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(*beside.dropped));
+  CROSSDOCK_TRY(now, check_begun(r, stream));
+  for (const auto& arrived : beside.arrived)
+    if (arrived.used) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(arrived.event));
+  // What was dropped in a capture is over with it.
+  if (beside.any_dropped && beside.dropped_capture == now)
+    CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(*beside.dropped));
   beside.any_dropped = false;
   return {};
 }
 
 // One that was never ended still reads its ids and rows: what comes on begin()'s stream waits, so
-// that their memory may be used again in that order. A wait that cannot be queued means that the
-// context is over, and with it all that is read.
+// that their memory may be used again in that order; not where that stream has begun or ended a
+// capture since. A wait that cannot be queued means that the context is over, and with it all that
+// is read.
 void LayerCore::forget(const Begun& begun) noexcept {
   if (!begun.handle) return;  // never launched
   Side& beside = side(begun.rank);
   if (begun.arrived != nullptr && !begun.joined) {
-    static_cast<void>(borrowed(rank(begun.rank), begun.stream).wait(*begun.arrived));
-    beside.any_dropped = beside.dropped->record(*beside.stream).ok();
+    const cuda::Stream stream = borrowed(rank(begun.rank), begun.stream);
+    const auto still = [&](const cuda::Stream& s) {
+      const auto now = s.capture();
+      return now.ok() && *now == begun.capture;
+    };
+    if (still(stream)) static_cast<void>(stream.wait(*begun.arrived));
+    if (still(*beside.stream)) {
+      beside.any_dropped = beside.dropped->record(*beside.stream).ok();
+      beside.dropped_capture = begun.capture;
+    }
   }
   --beside.begun;
-  for (auto& [event, used] : beside.arrived)
-    if (&event == begun.arrived) used = false;
+  for (auto& arrived : beside.arrived)
+    if (&arrived.event == begun.arrived) arrived.used = false;
 }
 
 }  // namespace crossdock::moe

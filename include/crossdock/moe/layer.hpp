@@ -208,7 +208,8 @@ class CROSSDOCK_API Layer {
   // beside what comes on it later. An end, on the same stream or one
   // ordered after it, waits for the rows on the GPU and does the rest. Every rank begins and ends
   // in the same order. Two may have begun at a time, of this layer and its siblings together: a
-  // third is kBusy. In a capture both halves are captured.
+  // third is kBusy. In a capture both halves are captured: while one has begun outside it no other
+  // call of the layer is made in it, nor the other way round.
   Result<BegunForward> forward_begin(std::uint32_t rank, const LayerInput& input,
                                      StreamPtr stream = nullptr);
   // Nothing has happened to `begun` where this is an error of the arguments.

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -30,14 +31,17 @@ struct Work {
 struct StreamState {
   int device = 0;
   bool capturing = false;
-  std::uint64_t capture = 0;  // its number
-  std::vector<Work> recorded;
+  std::uint64_t capture = 0;    // its number
+  StreamHandle origin = {};     // the stream that the capture began on, which has all its work
+  bool invalidated = false;     // of the origin: its capture cannot end well any more
+  std::vector<Work> recorded;   // of the origin
   std::deque<Work> queue = {};  // what has not run yet
 };
 struct EventState {
   std::uint64_t recorded = 0;  // number of its last record; 0: none
   std::uint64_t reached = 0;   // of the last record that its stream has come to
   bool timing = false;
+  std::optional<std::uint64_t> capture = {};  // in which it was recorded last; none: in no capture
 };
 struct BlockState {
   std::size_t bytes = 0;

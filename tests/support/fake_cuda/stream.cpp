@@ -68,7 +68,7 @@ Status submit(StreamHandle stream, Work work) {
     if (!can_run(work)) return Status::kNotSupported;
     work.run();
   } else if (own->capturing) {
-    own->recorded.push_back(std::move(work));
+    find(state().streams, own->origin)->recorded.push_back(std::move(work));
   } else {
     own->queue.push_back(std::move(work));
   }
@@ -110,9 +110,36 @@ Status cuStreamGetCtx(StreamHandle stream, ContextHandle* context) {
   return Status::kSuccess;
 }
 
+namespace {
+
+// A stream that waits for an event of a capture becomes part of that capture.
+Status join(StreamState& stream, std::uint64_t capture) {
+  for (const auto& [handle, other] : state().streams) {
+    if (!other.capturing || other.capture != capture) continue;
+    stream.capturing = true;
+    stream.capture = capture;
+    stream.origin = other.origin;
+    return Status::kSuccess;
+  }
+  return Status::kCapturedEvent;
+}
+
+// A capture cannot wait for what is outside it, and is lost when it tries.
+Status wait_in_capture(const StreamState& stream, const EventState& event) {
+  if (event.capture == stream.capture || (!event.capture && event.recorded == 0))
+    return Status::kSuccess;
+  find(state().streams, stream.origin)->invalidated = true;
+  return Status::kStreamCaptureIsolation;
+}
+
+}  // namespace
+
 Status cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
   const auto* const own = find(state().events, event);
   if (!own) return Status::kInvalidHandle;
+  auto* const on = find(state().streams, stream);
+  if (on && on->capturing) return wait_in_capture(*on, *own);
+  if (own->capture) return on ? join(*on, *own->capture) : Status::kCapturedEvent;
   return submit(stream, {[] {},
                          [event, record = own->recorded] {
                            const auto* const now = find(state().events, event);
@@ -144,14 +171,21 @@ Status cuStreamBeginCapture(StreamHandle stream, CaptureMode) {
   if (!own || own->capturing) return Status::kStreamCaptureUnsupported;
   own->capturing = true;
   own->capture = captures++;
+  own->origin = stream;
+  own->invalidated = false;
   own->recorded.clear();
   return Status::kSuccess;
 }
 
 Status cuStreamEndCapture(StreamHandle stream, GraphHandle* graph) {
   auto* const own = find(state().streams, stream);
-  if (!own || !own->capturing) return Status::kInvalidValue;
-  own->capturing = false;
+  if (!own || !own->capturing || own->origin != stream) return Status::kInvalidValue;
+  for (auto& [handle, other] : state().streams)
+    if (other.capturing && other.capture == own->capture) other.capturing = false;
+  if (own->invalidated) {
+    *graph = nullptr;
+    return Status::kStreamCaptureInvalidated;
+  }
   *graph = new_handle<GraphHandle>();
   state().graphs[*graph].work = std::exchange(own->recorded, {});
   return Status::kSuccess;
@@ -211,7 +245,11 @@ Status cuEventRecord(EventHandle event, StreamHandle stream) {
   auto* const own = find(state().events, event);
   if (!own) return Status::kInvalidHandle;
   const auto* const on = find(state().streams, stream);
-  if (on && on->capturing) return Status::kSuccess;
+  if (on && on->capturing) {
+    own->capture = on->capture;
+    return Status::kSuccess;
+  }
+  own->capture.reset();
   own->recorded = ++state().records;
   return submit(stream, {[event, record = own->recorded] {
                   if (auto* const now = find(state().events, event)) now->reached = record;

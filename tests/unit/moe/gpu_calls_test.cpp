@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <gmock/gmock.h>
 
+#include "cuda/graph.hpp"
 #include "cuda/memory.hpp"
 #include "moe/layer_core.hpp"
 #include "support/fake_cuda/fixture.hpp"
@@ -26,15 +27,18 @@ class MoeGpuCalls : public crossdock::testing::FakeCudaTest {
   }
   void SetUp() override {
     FakeCudaTest::SetUp();
-    const ep::Options ep = group_options(options());
+    core_ = make(options());
+    chosen_ = weights(Experts::kChosen);
+    shared_ = weights(Experts::kShared);
+  }
+  [[nodiscard]] std::shared_ptr<LayerCore> make(const LayerOptions& options) const {
+    const ep::Options ep = group_options(options);
     const ep::Window window = ep::make_window(ep, 1).value();
     auto group = symm::Group::create({.world = 1}, window.layout, driver_).value();
     auto jit = std::make_unique<jit::Jit>(
         jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
     auto core = ep::Core::create(std::move(group), std::move(jit), ep, Deadline::in(60s)).value();
-    core_ = LayerCore::create(std::move(core), options(), Deadline::in(60s)).value();
-    chosen_ = weights(Experts::kChosen);
-    shared_ = weights(Experts::kShared);
+    return LayerCore::create(std::move(core), options, Deadline::in(60s)).value();
   }
   void TearDown() override {
     core_.reset();
@@ -100,6 +104,94 @@ TEST_F(MoeGpuCalls, PointersThatARankCannotFollowLaunchNothing) {
          "moe forward: shared_weights at");
   refuse([](auto& c, void* p) { c.output.rows = p; }, "output rows at", false);
   refuse([](auto& c, void* p) { c.output.residual = p; }, "residual rows at", false);
+}
+
+// Forwards around captures, of a layer with and without shared experts. CUDA refuses a wait across
+// the border of a capture, which is lost then.
+class MoeCaptures : public MoeGpuCalls, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    MoeGpuCalls::SetUp();
+    LayerOptions o = options();
+    if (!GetParam()) o.shared_inter = 0;
+    core_ = make(o);
+    stream_.emplace(cuda::Stream::create(context(0)).value());
+    other_.emplace(cuda::Stream::create(context(0)).value());
+    on_ = call();
+    if (!GetParam()) on_.input.shared_weights = nullptr;
+    beside_ = on_;
+    on_.stream = stream_->handle();
+    beside_.stream = other_->handle();
+  }
+  void TearDown() override {
+    core_.reset();
+    stream_.reset();
+    other_.reset();
+    MoeGpuCalls::TearDown();
+  }
+  template <class Got>
+  void refused(const Got& got, const char* text) {
+    ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+    EXPECT_THAT(got.error().message, HasSubstr(text));
+    EXPECT_EQ(launches(), launched_) << text;
+  }
+  template <class Got>
+  void done(const Got& got) {
+    EXPECT_TRUE(got.ok()) << got.error().describe();
+    launched_ = launches();
+  }
+  std::unique_ptr<Begun> begin(const LayerCore::Call& call) {
+    auto begun = core_->begin(chosen_, call);
+    done(begun);
+    return std::move(begun).value();
+  }
+
+  std::optional<cuda::Stream> stream_, other_;
+  LayerCore::Call on_, beside_;
+  int launched_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(SharedExperts, MoeCaptures, ::testing::Bool());
+
+TEST_P(MoeCaptures, OneThatBeganOutsideIsNotWaitedForInside) {
+  auto begun = begin(on_);
+  auto capture = cuda::Capture::begin(*stream_).value();
+  const char* const open = "a forward_begin() of rank 0 outside captures has not ended";
+  refused(core_->forward(chosen_, on_), open);
+  refused(core_->begin(chosen_, on_), open);
+  refused(core_->end(chosen_, *begun, on_), open);
+  begun.reset();
+  const char* const dropped = "outside captures was dropped, and this call is in a capture";
+  refused(core_->forward(chosen_, on_), dropped);
+  refused(core_->begin(chosen_, on_), dropped);
+  done(capture.finish());
+}
+
+TEST_P(MoeCaptures, OneThatBeganInsideIsNotWaitedForOutside) {
+  auto capture = cuda::Capture::begin(*stream_).value();
+  auto begun = begin(on_);
+  const char* const within = "a forward_begin() of rank 0 in a capture has not ended";
+  refused(core_->forward(chosen_, beside_), within);
+  refused(core_->begin(chosen_, beside_), within);
+  refused(core_->end(chosen_, *begun, beside_), within);
+  done(core_->end(chosen_, *begun, on_));
+  begun.reset();
+  // The stream of the library is still part of it.
+  refused(core_->begin(chosen_, beside_), "a capture with calls of rank 0 has not ended");
+  begin(on_).reset();  // dropped in it
+  done(core_->forward(chosen_, on_));
+  done(capture.finish());
+  done(core_->forward(chosen_, beside_));
+}
+
+TEST_P(MoeCaptures, OneThatIsDroppedAfterItsCaptureIsForgotten) {
+  auto first = cuda::Capture::begin(*stream_).value();
+  auto begun = begin(on_);
+  done(first.finish());
+  begun.reset();
+  auto second = cuda::Capture::begin(*stream_).value();
+  done(core_->forward(chosen_, on_));
+  done(second.finish());
+  done(core_->forward(chosen_, on_));
 }
 
 TEST_F(MoeGpuCalls, PlainWeightsThatARankCannotFollowArePreparedNowhere) {
