@@ -84,6 +84,11 @@ Result<> Core::prepare_rank(u32 r) {
   if (group_->backend() == symm::Backend::kCpu) {
     CROSSDOCK_TRY(lane, CpuLane::create(r));
     state.lane = std::move(lane);
+  } else {
+    for (u32 site = 0; site < num_sites(window_.world); ++site) {
+      CROSSDOCK_TRY(order, SiteOrder::create(*rank.device().context()));
+      state.orders.push_back(std::move(order));
+    }
   }
   ranks_.push_back(std::move(state));
   return {};
@@ -160,6 +165,14 @@ Result<Lane> Core::lane_of(RankState& state, StreamPtr stream) const {
   const symm::RankDevice& device = group_->rank(state.rank).device();
   if (stream == nullptr) return Lane(device.stream());
   return Lane(cuda::Stream::borrow(*device.context(), static_cast<cuda::StreamHandle>(stream)));
+}
+
+Result<> Core::follow(const RankState& state, u32 site, const Lane& lane) {
+  return lane.stream() == nullptr ? Result<>{} : state.orders[site].follow(*lane.stream());
+}
+
+Result<> Core::note(RankState& state, u32 site, const Lane& lane) {
+  return lane.stream() == nullptr ? Result<>{} : state.orders[site].note(*lane.stream());
 }
 
 Steps Core::steps(const RankState& state) const {

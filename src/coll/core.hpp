@@ -14,6 +14,7 @@
 #include "base/log.hpp"
 #include "coll/board.hpp"
 #include "coll/given_streams.hpp"
+#include "coll/site_order.hpp"
 #include "coll/watch.hpp"
 #include "jit/jit.hpp"
 #include "symm/group.hpp"
@@ -28,6 +29,7 @@ struct RankState {
   symm::LocalMemory zeros;  // a row
   std::unique_ptr<CpuLane> lane;
   GivenStreams given;
+  std::vector<SiteOrder> orders;  // by site; none on the CPU, where a rank has one lane
   bool in_session = false;
   std::vector<u64> sent;  // [world]: tensors so far
   std::vector<u64> received;
@@ -119,6 +121,9 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Result<RankState*> find(u32 rank, const char* call);
   Result<Lane> lane_of(RankState& state, StreamPtr stream) const;
+  // Around what a call puts on its lane at a site.
+  static Result<> follow(const RankState& state, u32 site, const Lane& lane);
+  static Result<> note(RankState& state, u32 site, const Lane& lane);
   [[nodiscard]] Steps steps(const RankState& state) const;
   [[nodiscard]] const symm::Rank& rank_of(const RankState& state) const {
     return group_->rank(state.rank);

@@ -51,10 +51,12 @@ Result<> Core::send(u32 r, u32 to, const void* tensor, u64 bytes, StreamPtr stre
   const symm::Rank& rank = rank_of(*state);
   const auto slot = static_cast<u32>(state->sent[to]++ % window_.inflight);
   const Awaited credit{.what = What::kCredit, .index = slot, .peer = to};
+  CROSSDOCK_CHECK_OK(follow(*state, send_site(to), lane));
   CROSSDOCK_CHECK_OK(lane.words(steps(*state).await(send_site(to), credit).take()));
   CROSSDOCK_CHECK_OK(lane.copy(rank.at<u8>(window_.slot_at(r, to, slot)), tensor, bytes));
   u64* const word = rank.at<u64>(window_.arrived_at(r, slot), to);
-  return lane.words(steps(*state).say(word, tag(Said::kTensor, 0, bytes)).take());
+  CROSSDOCK_CHECK_OK(lane.words(steps(*state).say(word, tag(Said::kTensor, 0, bytes)).take()));
+  return note(*state, send_site(to), lane);
 }
 
 Result<> Core::receive(u32 r, u32 from, void* tensor, u64 bytes, StreamPtr stream) {
@@ -67,10 +69,13 @@ Result<> Core::receive(u32 r, u32 from, void* tensor, u64 bytes, StreamPtr strea
   const u32 site = receive_site(from);
   const Awaited arrived{
       .what = What::kArrived, .index = slot, .peer = from, .value = tag(Said::kTensor, 0, bytes)};
+  CROSSDOCK_CHECK_OK(follow(*state, site, lane));
   CROSSDOCK_CHECK_OK(lane.words(steps(*state).await(site, arrived).take()));
   CROSSDOCK_CHECK_OK(lane.copy(tensor, rank.at<u8>(window_.slot_at(from, r, slot), from), bytes));
   u64* const credit = rank.at<u64>(window_.credit_at(r, slot), from);
-  return lane.words(steps(*state).await(site, {.what = What::kFailed}).say(credit, 1).take());
+  CROSSDOCK_CHECK_OK(
+      lane.words(steps(*state).await(site, {.what = What::kFailed}).say(credit, 1).take()));
+  return note(*state, site, lane);
 }
 
 }  // namespace crossdock::coll

@@ -28,12 +28,14 @@ Result<> Core::barrier(u32 r, StreamPtr stream) {
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
   const NoteAtEnd noted(state->given, lane);
   const u64 own = u64{r} * 8;
-  return lane.words(steps(*state)
-                        .await(kBarrierSite, {.what = What::kSeen})
-                        .tell_peers(window_.here + own, 1)
-                        .await(kBarrierSite, {.what = What::kHere})
-                        .tell_peers(window_.seen + own, 1)
-                        .take());
+  CROSSDOCK_CHECK_OK(follow(*state, kBarrierSite, lane));
+  CROSSDOCK_CHECK_OK(lane.words(steps(*state)
+                                    .await(kBarrierSite, {.what = What::kSeen})
+                                    .tell_peers(window_.here + own, 1)
+                                    .await(kBarrierSite, {.what = What::kHere})
+                                    .tell_peers(window_.seen + own, 1)
+                                    .take()));
+  return note(*state, kBarrierSite, lane);
 }
 
 Result<std::span<std::byte>> Core::shard(u32 r) {

@@ -57,6 +57,7 @@ Result<Session> Core::begin(u32 r, StreamPtr stream) {
                                         r)};
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
   std::optional<NoteAtEnd> noted(std::in_place, state->given, lane);
+  CROSSDOCK_CHECK_OK(follow(*state, kGatherSite, lane));
   CROSSDOCK_CHECK_OK(lane.words(steps(*state).await(kGatherSite, {.what = What::kFree}).take()));
   noted.reset();  // before the lane goes into the session
   state->in_session = true;
@@ -190,7 +191,9 @@ Result<> Core::end(Session::State& s) {
   if (s.generation != generation_) return {};
   s.rank->in_session = false;
   const NoteAtEnd noted(s.rank->given, s.lane);
-  return s.lane.words(steps(*s.rank).tell_peers(window_.free + u64{s.rank->rank} * 8, 1).take());
+  CROSSDOCK_CHECK_OK(
+      s.lane.words(steps(*s.rank).tell_peers(window_.free + u64{s.rank->rank} * 8, 1).take()));
+  return note(*s.rank, kGatherSite, s.lane);
 }
 
 }  // namespace crossdock::coll

@@ -8,9 +8,12 @@
 //
 // Calls put work on a stream and return; nothing waits for the GPU or allocates, and all of it may
 // be captured into a CUDA graph: what ranks say to each other is the same in every replay. Every
-// rank makes the same collective calls in the same order. A wait for a peer that does not come ends
-// by Options::wait, and check() then names the peer; what the stream does afterwards is of no use,
-// as is the group until all ranks reset() it. A rank's Group and Sessions are single-owner.
+// rank makes the same collective calls in the same order. On different streams a rank's sessions,
+// its barriers and its tensors to or from one peer still run in the order of the calls: the later
+// stream waits for the earlier on the GPU. Replays of graphs with them are put in an order by
+// whoever launches them. A wait for a peer that does not come ends by Options::wait, and check()
+// then names the peer; what the stream does afterwards is of no use, as is the group until all
+// ranks reset() it. A rank's Group and Sessions are single-owner.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
