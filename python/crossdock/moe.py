@@ -62,6 +62,9 @@ class Options:
     #: can arrive, world * max_tokens * top_k, which is the most memory.
     max_places: int = 0
     tile: str = "auto"  #: rows of an expert that a block takes: "128", "64", "32", "16", "8"
+    #: How the first product gets the rows of an expert: "gather", from where dispatch has put them, or
+    #: "copy", from copies apart; "auto" goes by the rows an expert has on average. The same bits.
+    row_order: str = "auto"
     dispatch_sms: int = 0  #: SMs; 0: the library's choice, as the next two
     combine_sms: int = 0
     gemm_sms: int = 0

@@ -28,6 +28,11 @@ constexpr std::array<std::pair<const char*, GemmTile>, 6> kTiles = {{{"auto", Ge
                                                                      {"16", GemmTile::kFew16},
                                                                      {"8", GemmTile::kFew8}}};
 
+constexpr std::array<std::pair<const char*, moe::RowOrder>, 3> kRowOrders = {
+    {{"auto", moe::RowOrder::kAuto},
+     {"gather", moe::RowOrder::kGather},
+     {"copy", moe::RowOrder::kCopy}}};
+
 // The value of that name; `what` is for the message.
 template <class T, std::size_t kCount>
 T named(const char* what, nb::handle given,
@@ -89,6 +94,7 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   out.format = format_of(options.attr("format"));
   out.scales = scale_type_of(options.attr("scales"));
   out.tile = tile_of(options.attr("tile"));
+  out.row_order = named("row_order", options.attr("row_order"), kRowOrders);
   flag("wide_ids", out.wide_ids);
   flag("fast", out.fast);
   flag("statistics", out.statistics);

@@ -370,3 +370,19 @@ def test_rows_are_copied_beside_a_dispatch_only_where_they_are_copied():
     assert control(max_tokens=144, expand_sms="auto") == control(max_tokens=144, expand_sms=24)
     with raises(InvalidArgument, 'expand_sms = some must be a whole number or "auto"'):
         control(max_tokens=144, expand_sms="some")
+    # Unless the caller says which.
+    assert control(max_tokens=144, expand_sms=24, row_order="gather") == control(max_tokens=144)
+    assert control(max_tokens=8, expand_sms=24, row_order="copy") > control(max_tokens=8)
+    with raises(InvalidArgument, 'row_order = sorted must be one of "auto", "gather", "copy"'):
+        control(max_tokens=8, row_order="sorted")
+
+
+@pytest.mark.parametrize("order", ["gather", "copy"])
+def test_rows_in_either_order_give_the_same_bits(order):
+    case = Case(world=2, experts=4, max_tokens=6)
+    data = data_of(case)
+    with loaded(case, data) as layer:
+        expected = forward(layer, data)
+    with loaded(case, data, row_order=order) as layer:
+        for out, same in zip(forward(layer, data), expected):
+            np.testing.assert_array_equal(out, same)
