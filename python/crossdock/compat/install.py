@@ -33,7 +33,8 @@ _PACKAGES = {
                        f"from crossdock.compat.deep_ep import {_NAMES}\n\n"
                        f"__version__ = \"{_INTERFACE}+crossdock\"\n\n\n"
                        "def __getattr__(name):\n    return getattr(_deep_ep, name)\n",
-        "utils.py": _HEAD + "from crossdock.compat.deep_ep import EventHandle, EventOverlap\n",
+        # A package, as there: what else a script looks for below it can be put there.
+        "utils/__init__.py": _HEAD + "from crossdock.compat.deep_ep import EventHandle, EventOverlap\n",
         "buffer.py": _HEAD + "from crossdock.compat.deep_ep import Buffer, Config, EventHandle, "
                      "EventOverlap\n",
     },
@@ -70,9 +71,11 @@ def install(name: str = "deep_ep", *, target: Optional[str] = None, force: bool 
         path = folder / package
         if path.exists() and not _is_ours(path):
             path.rename(path.with_name(path.name + _ASIDE))
-        path.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path, ignore_errors=True)  # ours, perhaps of another version
+        path.mkdir(parents=True)
         (path / _MARKER).write_text(json.dumps({"crossdock": __version__}) + "\n")
         for file, text in files.items():
+            (path / file).parent.mkdir(exist_ok=True)
             (path / file).write_text(text)
     return folder / name
 

@@ -45,3 +45,25 @@ def test_mistakes_are_named():
         buffer.destroy()
 
     deep_ep.Threads(2, backend="twin", timeout=60).run(one)
+
+
+def test_names_and_sizes():
+    def one(group):
+        buffer = deep_ep.ElasticBuffer(group, 1 << 20, num_allocated_qps=17)
+        assert (buffer.rank_idx, buffer.num_allocated_qps) == (group.rank(), 17)
+        size = deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes
+        item = np.dtype(np.float32)
+        assert size(group, (3, 5), item) == size(group, [(3, 5)], item) == 128
+        assert size(group, [(3, 5), (64,)], item) == 128 + 256
+        for more in ({"max_session_bytes": 256, "max_gathers": 1},
+                     {"num_max_session_bytes": 256, "num_max_gathers": 1}):
+            buffer.agrs_set_config(**more)
+            with buffer.agrs_new_session():
+                x = np.full(4, group.rank(), np.float32)
+                out, wait = buffer.all_gather(x)
+                wait()
+                np.testing.assert_array_equal(out[:, 0], [0, 1])
+                refused(lambda: buffer.all_gather(x), "at most gathers = 1")
+        buffer.destroy()
+
+    deep_ep.Threads(2, backend="twin", timeout=60).run(one)

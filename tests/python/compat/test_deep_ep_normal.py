@@ -1,6 +1,8 @@
 """Buffer's calls for many tokens, in the twin: what DeepEP's script for one host checks, against a
 reference of our own."""
 # SPDX-License-Identifier: Apache-2.0
+import inspect
+
 import numpy as np
 import pytest
 
@@ -158,7 +160,7 @@ def test_mistakes_are_named():
     refused(lambda: deep_ep.Buffer.set_num_sms(3), "num_sms = 3 must be even")
     refused(lambda: deep_ep.Config(num_sms=0), "num_sms = 0")
     refused(lambda: deep_ep.Buffer.get_dispatch_config(64), "num_ranks = 64")
-    assert deep_ep.Buffer.get_combine_config(4) == deep_ep.Config(20, 6, 256, 6, 256)
+    assert deep_ep.Buffer.get_combine_config(3) == deep_ep.Config(20, 6, 256, 6, 256)
 
 
 def test_ranks_that_call_differently_are_named():
@@ -205,3 +207,44 @@ def test_memory_can_be_looked_at():
         buffer.destroy()
 
     alone(one)
+
+
+@each_kit
+def test_a_handle_has_places_as_a_tuple_has(kit):
+    case = Case(world=3, experts=9, counts=(6, 0, 5))
+
+    def one(group):
+        buffer, sent, rank = deep_ep.Buffer(group), case.sent(), group.rank()
+        layout = check_layout(buffer, kit, case, sent[rank])
+        handle = buffer.dispatch(payload(kit, case, sent[rank]), topk_idx=kit.array(sent[rank].ids),
+                                 topk_weights=kit.array(sent[rank].weights), **layout)[4]
+        matrix, got = kit.codes(handle[0]), case.received(sent)[rank]
+        ends = np.cumsum([sum(s == source for s, *_ in got.pairs) for source in range(3)])
+        assert matrix.dtype == np.int32 and matrix.shape == (3, 3)
+        np.testing.assert_array_equal(matrix[:, rank], ends)
+        assert (np.delete(matrix, rank, 1) == -1).all()
+        assert handle[4] is handle[-2] is layout["is_token_in_rank"] and len(handle) == 6
+        for index, text in ((1, "channel_prefix_matrix: rows go straight"), (3, "recv_src_idx: it lies with"),
+                            (-1, "send_head")):
+            with pytest.raises(crossdock.Unsupported) as caught:
+                handle[index]
+            assert text in caught.value.message
+        with pytest.raises(IndexError):
+            handle[6]
+        buffer.destroy()
+
+    run(3, one)
+
+
+def test_arguments_come_in_the_order_that_callers_rely_on():
+    names = list(inspect.signature(deep_ep.Buffer).parameters)
+    assert names == ["group", "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode", "num_qps_per_rank",
+                     "allow_nvlink_for_low_latency_mode", "allow_mnnvl", "explicitly_destroy",
+                     "enable_shrink", "comm", "use_fabric"]
+
+
+def test_configs_of_four_ranks():
+    sms = deep_ep.Buffer.num_sms
+    assert deep_ep.Buffer.get_dispatch_config(4) == deep_ep.Config(sms, 6, 256, 6, 128)
+    assert deep_ep.Buffer.get_combine_config(4) == deep_ep.Config(sms, 9, 256, 6, 128)
+    assert deep_ep.Buffer.get_combine_config(3) == deep_ep.Config(sms)

@@ -28,10 +28,16 @@ def test_install_import_status_uninstall(tmp_path):
     for _ in range(2):  # again is no error
         done = compat(tmp_path, "install", "deep_ep", "--target", str(tmp_path))
         assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "deep_ep"), done.stderr
+        assert not (tmp_path / "deep_ep" / "utils.py").exists(), "an earlier version's is taken away"
+        (tmp_path / "deep_ep" / "utils.py").write_text("raise ImportError\n")
+    # What scripts look for there besides may be put there.
+    (tmp_path / "deep_ep" / "utils" / "envs.py").write_text("of = 'the script'\n")
     code = ("import deep_ep, deep_ep.utils, deep_ep.buffer, deep_ep_cpp, crossdock.compat.deep_ep as ours\n"
             "assert deep_ep.Buffer is ours.Buffer is deep_ep.buffer.Buffer\n"
             "assert deep_ep.utils.EventOverlap is ours.EventOverlap\n"
             "assert deep_ep_cpp.Config is ours.Config and deep_ep.Threads is ours.Threads\n"
+            "import deep_ep.utils.envs\n"
+            "assert deep_ep.utils.envs.of == 'the script'\n"
             "print(deep_ep.__version__)")
     done = python(tmp_path, "-c", code)
     assert done.returncode == 0 and done.stdout.strip().endswith("+crossdock"), done.stderr

@@ -42,8 +42,8 @@ class Buffer:
     def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
                  low_latency_mode: bool = False, num_qps_per_rank: int = 24,
                  allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False,
-                 comm: Any = None) -> None:
+                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+                 use_fabric: bool = False) -> None:
         self._rank = rank_of(group, comm)
         self.rank, self.group_size, self.group = self._rank.rank(), self._rank.size(), group
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -245,7 +245,8 @@ class Buffer:
         float32: bf16 [tokens, hidden], a new array or ``out``; the event; and the hook. ``x``: bf16, like
         recv_x; with ``zero_copy`` it has been written into get_next_low_latency_combine_buffer().
         ``use_logfmt``: what a rank has made of a token travels in 10 bits a value on a logarithmic scale,
-        with errors of a percent; hidden has to be a multiple of 512. At most 8 tokens stay bf16.
+        with errors of a percent; hidden has to be a multiple of 512. At most 8 tokens stay bf16, unless they
+        were sent with ``use_ue8m0``.
         ``combine_wait_recv_cost_stats``, [ranks] int64, is added to: nanoseconds waited for each rank, for
         the weights of its tokens and for its rows."""
         return self._low_latency.combine(x, topk_idx, topk_weights, handle, use_logfmt, zero_copy,

@@ -41,8 +41,12 @@ class Config:
 
 
 def tuned(num_ranks: int, num_sms: int, combine: bool) -> Config:
-    """The same for every number of ranks that NVLink connects: at most 32."""
+    """For any number of ranks that NVLink connects, at most 32. The chunk sizes of four ranks are those that
+    callers know; none has an effect."""
     if not 1 <= num_ranks <= 32:
         raise InvalidArgument(f"deep_ep: num_ranks = {num_ranks} must be 1 to 32: all ranks are in one "
                               "NVLink domain of one host")
+    if num_ranks == 4:
+        return Config(num_sms, num_max_nvl_chunked_send_tokens=9 if combine else 6,
+                      num_max_rdma_chunked_recv_tokens=128)
     return Config(num_sms)

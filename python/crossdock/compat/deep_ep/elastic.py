@@ -48,6 +48,7 @@ class ElasticBuffer:
                                   "num_max_tokens_per_rank and hidden instead of it")
         self._rank = rank_of(group)
         self.group, self.rank, self.num_ranks = group, self._rank.rank(), self._rank.size()
+        self.rank_idx, self.num_allocated_qps = self.rank, num_allocated_qps
         self.num_max_tokens_per_rank, self.explicitly_destroy = num_max_tokens_per_rank, explicitly_destroy
         self._lane = Lane(-1 if self._rank.twin else current_device())
         self._settings = Settings.read(wait=num_gpu_timeout_secs, timeout=num_cpu_timeout_secs)
@@ -110,9 +111,9 @@ class ElasticBuffer:
         return 2 * num_max_inflight_tensors * (-(-num_max_tensor_bytes // 128) * 128)
 
     @staticmethod
-    def get_agrs_num_max_session_bytes(group: Any, shapes: Shapes, dtype: Any) -> int:
-        """Bytes of one session in which tensors of these shapes are gathered."""
-        return bytes_of_shapes(shapes, int(dtype.itemsize))
+    def get_agrs_num_max_session_bytes(group: Any, shapes: Any, dtype: Any) -> int:
+        """Bytes of one session in which tensors of these shapes, or of this one, are gathered."""
+        return bytes_of_shapes([shapes] if _is_one(shapes) else shapes, int(dtype.itemsize))
 
     @staticmethod
     def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
@@ -211,9 +212,12 @@ class ElasticBuffer:
 
     # ---- gathers -----------------------------------------------------------------------------------
 
-    def agrs_set_config(self, num_max_session_bytes: int, num_max_gathers: int = 8) -> None:
-        """Before the first session; collective. At most 32 gathers a session."""
-        self._extras.agrs_set_config(num_max_session_bytes, num_max_gathers)
+    def agrs_set_config(self, max_session_bytes: int = 0, max_gathers: int = 8, *,
+                        num_max_session_bytes: int = 0, num_max_gathers: int = 0) -> None:
+        """Before the first session; collective. At most 32 gathers a session. The last two are other names
+        of the first two."""
+        self._extras.agrs_set_config(num_max_session_bytes or max_session_bytes,
+                                     num_max_gathers or max_gathers)
 
     def create_agrs_session(self) -> None:
         """Begins a session on the communication stream: inputs stay until it ends. Collective."""
@@ -229,7 +233,7 @@ class ElasticBuffer:
     def agrs_get_inplace_tensor(self, shapes: Any, dtype: Any) -> Any:
         """Tensors in memory that peers read, one for each shape (or one, for one shape): gathering what
         was written there copies nothing first."""
-        one = len(shapes) == 0 or isinstance(shapes[0], int)
+        one = _is_one(shapes)
         made = self._extras.inplace_tensors([shapes] if one else shapes, dtype)
         return made[0] if one else made
 
@@ -266,3 +270,8 @@ class ElasticBuffer:
         stream. Returns what makes the current stream wait and gives [*indices.shape, hidden]; with
         scales a tuple of that and of the scales, [number of indices, n]."""
         return self._extras.engram_fetch(indices, use_tma_aligned_col_major_sf)
+
+
+def _is_one(shapes: Any) -> bool:
+    """Whether it is the shape of one tensor, not several."""
+    return len(shapes) == 0 or isinstance(shapes[0], int)

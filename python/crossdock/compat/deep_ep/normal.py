@@ -8,7 +8,7 @@ import weakref
 from typing import Any, Optional, Sequence, Tuple, Union
 
 from ... import ep
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, Unsupported
 from .events import EventOverlap
 from .frame import Frame, frame_of
 from .lane import Event, Lane
@@ -34,13 +34,46 @@ class Layout:
 @dataclasses.dataclass(frozen=True, eq=False)
 class NormalHandle:
     """The routing of a dispatch, for combine and for dispatches that take the same ways. Its memory is a
-    few words for each token."""
+    few words for each token.
+
+    As a sequence it has the places of an intranode handle of DeepEP: of these there are the first,
+    rank_prefix_matrix, which is made when it is asked for, and is_token_in_rank."""
 
     world: World
     ep: ep.Handle
     is_token_in_rank: Array
     rows: int  #: of recv_x
     top_k: int  #: columns of recv_topk_idx; 0: it was dispatched without
+
+    @property
+    def rank_prefix_matrix(self) -> Array:
+        """[ranks, ranks] int32: in the column of this rank, where the rows of each rank end in recv_x. What
+        other ranks receive is not known here: -1."""
+        frame = frame_of(self.is_token_in_rank, "is_token_in_rank")
+        ends = frame.adopt(self.ep.received.source_ends)
+        here = frame.arange(self.world.rank.size(), "int32", ends) == self.world.rank.rank()
+        return frame.where(here[None, :], ends[:, None], -1)
+
+    def __len__(self) -> int:
+        return len(_PARTS)
+
+    def __getitem__(self, index: int) -> Array:
+        name, missing = _PARTS[index]
+        if missing:
+            raise Unsupported(f"deep_ep: handle[{index}] would be {name}: {missing}")
+        return getattr(self, name)
+
+
+_CHANNELS = "rows go straight to their place here, not through channels"
+#: Of the tuple that DeepEP's intranode dispatch returns, and why one is not there.
+_PARTS = (
+    ("rank_prefix_matrix", ""),
+    ("channel_prefix_matrix", _CHANNELS),
+    ("recv_channel_prefix_matrix", _CHANNELS),
+    ("recv_src_idx", "it lies with recv_x, whose memory a handle does not keep"),
+    ("is_token_in_rank", ""),
+    ("send_head", _CHANNELS),
+)
 
 
 @dataclasses.dataclass(frozen=True)
