@@ -356,13 +356,13 @@ class Group(RankOwner):
 
         rows = make(places, of.row_values, "uint8", of.rows_dtype)
         scales, weights = None, None
+        # The scales of a cast come on multiples of 16 bytes, and so they stay.
+        width = -(-of.scale_values // 4) * 4 if of.cast else of.scale_values
         if of.scale_values and scales_by_column:
             # Columns on multiples of 16 bytes, as tensor maps want them.
-            scales = make(of.scale_values, -(-places // 4) * 4, "float32", of.scales_dtype)
-            scales = scales.T[:places]
+            scales = make(width, -(-places // 4) * 4, "float32", of.scales_dtype)
+            scales = scales.T[:places, :of.scale_values]
         elif of.scale_values:
-            # The scales of a cast come on multiples of 16 bytes, and so they stay.
-            width = -(-of.scale_values // 4) * 4 if of.cast else of.scale_values
             scales = make(places, width, "float32", of.scales_dtype)[:, :of.scale_values]
         if of.has_weights:
             weights = make(places, 1, "float32").reshape(places)

@@ -62,7 +62,8 @@ def test_counts_that_were_not_wanted_say_so():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("change", [
     {}, {"payload": "cast", "hidden": 512}, {"payload": "e4m3"}, {"weights": False},
-    {"payload": "cast", "hidden": 512, "scales_by_column": True}, {"world": 4}])
+    {"payload": "cast", "hidden": 512, "scales_by_column": True}, {"world": 4},
+    {"payload": "cast", "hidden": 640, "scales_by_column": True}])
 def test_copies_by_expert_and_back(change, masked):
     case = Case(**{"alignment": 8, **change})
     sent, want = one_round(case, 3)
