@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import TracebackType
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 from . import _arrays, _native
 
@@ -101,7 +101,7 @@ class Handle:
 
     __slots__ = ("_native", "_rows_dtype", "_sent_dtype", "_scales_dtype", "_cast")
 
-    def __init__(self, native: _native.Handle, rows: Any, scales: Any, cast: bool) -> None:
+    def __init__(self, native: _native.Handle, rows: Any, scales: Any, cast: Union[bool, str]) -> None:
         self._native = native
         self._cast = cast
         self._sent_dtype = getattr(rows, "dtype", None)
@@ -209,7 +209,7 @@ class Copied(NamedTuple):
     has_weights: bool
     rows_dtype: Any
     scales_dtype: Any
-    cast: bool
+    cast: Union[bool, str]
 
     @classmethod
     def of(cls, handle: Handle) -> Copied:

@@ -186,7 +186,8 @@ class Group(RankOwner):
         return Sizes(**self._native.memory)
 
     def dispatch(self, rows: Array, ids: Optional[Array] = None, weights: Optional[Array] = None, *,
-                 scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
+                 scales: Optional[Array] = None, cast: Union[bool, str] = False,
+                 scales_by_column: bool = False,
                  routing: Optional[Handle] = None, output: Optional[Array] = None,
                  input: Optional[Array] = None, path: str = "auto", most_tokens: int = 0,
                  expanded: Optional[Expanded] = None, rank: Optional[int] = None,
@@ -194,8 +195,9 @@ class Group(RankOwner):
         """Sends tokens to the ranks of their experts.
 
         ``rows``: [tokens, values] of any type, rows of a multiple of 16 bytes, 16-byte aligned; bf16
-        with ``cast``, which makes e4m3 and an fp32 scale for 128 values. ``ids``: [tokens, top_k], -1
-        is masked. ``weights``: [tokens, top_k] float32. ``scales``: [tokens, n], go along with the rows;
+        with ``cast``, which makes e4m3 and an fp32 scale for 128 values; with ``cast="ue8m0"``, the same
+        on all ranks, powers of two, four in an int32, [.., hidden / 512]. ``ids``: [tokens, top_k], -1 is
+        masked. ``weights``: [tokens, top_k] float32. ``scales``: [tokens, n], go along with the rows;
         ``scales_by_column`` delivers them (or those of a cast) as tensor maps want them. ``rank`` may be
         left out where this process has one. ``stream``: default the current one of the rows' framework.
 
@@ -228,8 +230,8 @@ class Group(RankOwner):
         return Handle(native, rows, scales, cast)
 
     def dispatch_send(self, rows: Array, ids: Array, weights: Optional[Array] = None, *,
-                      scales: Optional[Array] = None, cast: bool = False, scales_by_column: bool = False,
-                      most_tokens: int = 0, rank: Optional[int] = None,
+                      scales: Optional[Array] = None, cast: Union[bool, str] = False,
+                      scales_by_column: bool = False, most_tokens: int = 0, rank: Optional[int] = None,
                       stream: Optional[Stream] = None) -> Handle:
         """The first half of a dispatch of few tokens: sends, and waits for nobody's rows. What arrives is
         there after :meth:`dispatch_receive`, a launch of its own, so that no SM waits in between."""
@@ -277,7 +279,7 @@ class Group(RankOwner):
         array = self._native.user_memory(self._rank(rank))
         return _arrays.to_framework(array, _arrays.library_for(self._device(self._rank(rank))))
 
-    def output_bytes(self, rows: Array, *, scales: Optional[Array] = None, cast: bool = False,
+    def output_bytes(self, rows: Array, *, scales: Optional[Array] = None, cast: Union[bool, str] = False,
                      scales_by_column: bool = False, rank: Optional[int] = None) -> int:
         """Bytes that a dispatch of such tokens fills, whatever their number."""
         return int(self._native.output_bytes(self._rank(rank), rows, scales, cast, scales_by_column))
@@ -315,7 +317,7 @@ class Group(RankOwner):
         return self._expanded(Copied.of(handle), 0, rows_per_expert, scales_by_column)
 
     def expanded_for(self, rows: Array, weights: Optional[Array] = None, *,
-                     scales: Optional[Array] = None, cast: bool = False,
+                     scales: Optional[Array] = None, cast: Union[bool, str] = False,
                      routing: Optional[Handle] = None, places: Optional[int] = None,
                      rows_per_expert: int = 0, scales_by_column: bool = False,
                      rank: Optional[int] = None) -> Expanded:
@@ -330,7 +332,7 @@ class Group(RankOwner):
                       most * max(self.options.expert_alignment - 1, 0))
         sent, scale_values, scales_dtype = getattr(rows, "dtype", None), 0, None
         if cast:
-            scale_values = self.options.hidden // _SCALE_GROUP
+            scale_values = -(-self.options.hidden // (_SCALE_GROUP * (4 if cast == "ue8m0" else 1)))
         elif scales is not None:
             scale_values, scales_dtype = int(scales.shape[1]), scales.dtype
         has_weights = routing._native.has_weights if routing is not None else weights is not None
@@ -355,15 +357,16 @@ class Group(RankOwner):
             return _arrays.empty(self._native, of, rows, columns, kind, dtype)
 
         rows = make(places, of.row_values, "uint8", of.rows_dtype)
+        number = "int32" if of.cast == "ue8m0" else "float32"
         scales, weights = None, None
         # The scales of a cast come on multiples of 16 bytes, and so they stay.
         width = -(-of.scale_values // 4) * 4 if of.cast else of.scale_values
         if of.scale_values and scales_by_column:
             # Columns on multiples of 16 bytes, as tensor maps want them.
-            scales = make(width, -(-places // 4) * 4, "float32", of.scales_dtype)
+            scales = make(width, -(-places // 4) * 4, number, of.scales_dtype)
             scales = scales.T[:places, :of.scale_values]
         elif of.scale_values:
-            scales = make(places, width, "float32", of.scales_dtype)[:, :of.scale_values]
+            scales = make(places, width, number, of.scales_dtype)[:, :of.scale_values]
         if of.has_weights:
             weights = make(places, 1, "float32").reshape(places)
         sources = make(places, 2, "int32")

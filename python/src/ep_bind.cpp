@@ -71,12 +71,12 @@ void bind_calls(nb::class_<Group>& group) {
       .def(
           "dispatch",
           [](Group& g, uint32_t rank, nb::object rows, nb::object ids, nb::object weights,
-             nb::object scales, bool cast, bool scales_by_column, nb::object how,
+             nb::object scales, nb::object cast, bool scales_by_column, nb::object how,
              nb::object stream) {
             return g.dispatch(
                 rank,
                 dispatch_arguments({std::move(rows), std::move(ids), std::move(weights),
-                                    std::move(scales), cast, scales_by_column},
+                                    std::move(scales), cast_of(cast), scales_by_column},
                                    how),
                 stream);
           },
@@ -152,10 +152,10 @@ void bind_layouts(nb::class_<Group>& group) {
       .def("user_memory", &Group::user_memory, nb::arg("rank"))
       .def(
           "output_bytes",
-          [](Group& g, uint32_t rank, nb::object rows, nb::object scales, bool cast,
+          [](Group& g, uint32_t rank, nb::object rows, nb::object scales, nb::object cast,
              bool scales_by_column) {
             return g.output_bytes(rank, {std::move(rows), nb::none(), nb::none(), std::move(scales),
-                                         cast, scales_by_column});
+                                         cast_of(cast), scales_by_column});
           },
           nb::arg("rank"), nb::arg("rows"), nb::arg("scales").none(), nb::arg("cast"),
           nb::arg("scales_by_column"))

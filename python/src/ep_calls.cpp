@@ -13,6 +13,7 @@ namespace crossdock::python {
 namespace {
 
 constexpr uint32_t kScaleGroup = 128;  // values with one scale
+constexpr uint32_t kWordScales = 4;    // scales of ue8m0 in a word
 
 }  // namespace
 
@@ -24,13 +25,15 @@ Tensor Group::argument(const char* call, const char* name, nb::handle object, ui
 
 void Group::add_scales(ep::Tokens& tokens, uint32_t rank, const DispatchArguments& a,
                        Payload& payload) {
-  if (a.cast) {
+  const uint32_t groups = options_.hidden / kScaleGroup;
+  if (tokens.cast) {
     payload.rows = carrier(1);
-    payload.scales = kFloat32;
-    payload.scale_values = options_.hidden / kScaleGroup;
+    payload.scales = tokens.cast_ue8m0 ? kInt32 : kFloat32;
+    payload.scale_values = tokens.cast_ue8m0 ? (groups + kWordScales - 1) / kWordScales : groups;
   }
   if (a.scales.is_none()) return;
-  if (a.cast) refuse("ep dispatch: a cast makes its own scales: leave scales out, or cast = False");
+  if (tokens.cast)
+    refuse("ep dispatch: a cast makes its own scales: leave scales out, or cast = False");
   Tensor t = argument(kDispatch, "scales", a.scales, rank);
   need_rows(kDispatch, t);
   if (t.shape[0] != tokens.count)
@@ -76,7 +79,7 @@ ep::Tokens Group::tokens_of(uint32_t rank, const DispatchArguments& a, Payload& 
                             Framework& framework) {
   Tensor rows = argument(kDispatch, "rows", a.rows, rank);
   need_rows(kDispatch, rows);
-  if (a.cast && !rows.is_bf16())
+  if (a.cast != Cast::kNone && !rows.is_bf16())
     refuse(
         fmt::format("{}: rows is {}, but a cast takes bfloat16 (with NumPy also its codes as "
                     "uint16): convert it, "
@@ -87,7 +90,8 @@ ep::Tokens Group::tokens_of(uint32_t rank, const DispatchArguments& a, Payload& 
                     .rows = readable(rows, rank),
                     .row_bytes = static_cast<uint32_t>(rows.row_bytes()),
                     .row_stride = rows.row_stride(),
-                    .cast = a.cast,
+                    .cast = a.cast != Cast::kNone,
+                    .cast_ue8m0 = a.cast == Cast::kUe8m0,
                     .scales_by_column = a.scales_by_column};
   add_ids(tokens, rank, a);
   payload.weights = tokens.weights != nullptr;

@@ -10,6 +10,7 @@
 
 #include "copies.hpp"
 #include "ep_handle.hpp"
+#include "ep_options.hpp"
 
 namespace crossdock::python {
 
@@ -22,7 +23,7 @@ struct ExpandArguments {
 // What dispatch() is given, as Python has it; objects may be None.
 struct DispatchArguments {
   nb::object rows, ids, weights, scales;
-  bool cast = false;
+  Cast cast = Cast::kNone;
   bool scales_by_column = false;
   // A handle whose routing is used again, and arrays in user_memory().
   nb::object routing = nb::none(), output = nb::none(), input = nb::none();

@@ -134,7 +134,8 @@ uint64_t Group::output_bytes(uint32_t rank, const DispatchArguments& a) {
   const Tensor rows = argument(kDispatch, "rows", a.rows, rank);
   need_rows(kDispatch, rows);
   ep::Tokens tokens{.row_bytes = static_cast<uint32_t>(rows.row_bytes()),
-                    .cast = a.cast,
+                    .cast = a.cast != Cast::kNone,
+                    .cast_ue8m0 = a.cast == Cast::kUe8m0,
                     .scales_by_column = a.scales_by_column};
   if (!a.scales.is_none())
     tokens.scale_bytes =

@@ -57,6 +57,13 @@ ep::Path path_of(nb::handle value) {
   raise(invalid_argument(fmt::format("path = {} must be \"auto\", \"small\" or \"large\"", name)));
 }
 
+Cast cast_of(nb::handle value) {
+  if (nb::isinstance<nb::str>(value) && text_of(value) == "ue8m0") return Cast::kUe8m0;
+  if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value) ? Cast::kF32 : Cast::kNone;
+  raise(invalid_argument(fmt::format("ep dispatch: cast = {} must be True, False or \"ue8m0\"",
+                                     text_of(nb::object(nb::repr(value))))));
+}
+
 ep::Payload payload_of(nb::handle value) {
   const std::string name = text_of(value);
   if (name == "bf16") return ep::Payload::kBf16;

@@ -14,6 +14,9 @@ namespace crossdock::python {
 ep::Options options_of(nb::handle options);
 // "auto", "small" or "large".
 ep::Path path_of(nb::handle value);
+// Whether rows of bf16 are cast to e4m3, and with which scales: False, True or "ue8m0".
+enum class Cast : std::uint8_t { kNone, kF32, kUe8m0 };
+Cast cast_of(nb::handle value);
 // "bf16", "fp8" or "logfmt10".
 ep::Payload payload_of(nb::handle value);
 nb::dict dict_of(const ep::Sizes& sizes);

@@ -9,6 +9,7 @@ import numpy as np
 import crossdock
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
+from crossdock.testing import moe_reference as moe_ref
 
 TIMEOUT = 120.0
 
@@ -20,7 +21,7 @@ class Case:
     top_k: int = 3
     max_tokens: int = 24
     hidden: int = 128
-    payload: str = "bf16"  # or "e4m3" with scales, or "cast"
+    payload: str = "bf16"  # or "e4m3" with scales, "cast", or "ue8m0": a cast with powers of two
     wide_ids: bool = False
     weights: bool = True
     scales_by_column: bool = False
@@ -30,8 +31,21 @@ class Case:
     def options(self) -> ep.Options:
         return ep.Options(experts=self.experts, top_k=self.top_k, max_tokens=self.max_tokens,
                           hidden=self.hidden, wide_ids=self.wide_ids, slots=self.slots, fall_back=False,
-                          cast=self.payload == "cast", expert_alignment=self.alignment,
+                          cast=bool(self.cast), expert_alignment=self.alignment,
                           dispatch_sms=2, combine_sms=2)
+
+    @property
+    def cast(self):
+        """As dispatch() takes it."""
+        return {"cast": True, "ue8m0": "ue8m0"}.get(self.payload, False)
+
+    def deliveries(self, sent: list) -> list:
+        """What the reference delivers to each rank."""
+        if self.payload == "ue8m0":
+            casts = [moe_ref.cast_rows(of.rows, "ue8m0") for of in sent]
+            sent = [dataclasses.replace(of, rows=codes, scales=moe_ref.pack_scales(powers).view(np.int32))
+                    for of, (codes, powers) in zip(sent, casts)]
+        return [ref.dispatch(r, self.experts, sent, self.payload == "cast") for r in range(self.world)]
 
     def group(self) -> ep.Group:
         return ep.Group(self.options(), world=self.world, backend="twin", timeout=TIMEOUT)
@@ -60,7 +74,7 @@ def tokens_of(case: Case, rank: int, seed: int) -> ref.Tokens:
 
 def dispatch(case: Case, group: ep.Group, sent: list) -> list:
     return [group.dispatch(of.rows, of.ids, of.weights, scales=of.scales,
-                           cast=case.payload == "cast", scales_by_column=case.scales_by_column, rank=r)
+                           cast=case.cast, scales_by_column=case.scales_by_column, rank=r)
             for r, of in enumerate(sent)]
 
 
@@ -93,7 +107,7 @@ def bf16_rows(seed: int, shape: tuple) -> np.ndarray:
 def round_of(case: Case, group: ep.Group, seed: int, biases: int = 0) -> None:
     """Dispatch, experts and combine of one set of tokens, everything compared."""
     sent = [tokens_of(case, r, seed) for r in range(case.world)]
-    want = [ref.dispatch(r, case.experts, sent, case.payload == "cast") for r in range(case.world)]
+    want = case.deliveries(sent)
     handles = dispatch(case, group, sent)
     group.synchronize(TIMEOUT)
     made, made_weights = [], []

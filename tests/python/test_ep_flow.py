@@ -19,7 +19,7 @@ def flow_group(case, **changes):
 
 def one_round(case, seed):
     sent = [tokens_of(case, r, seed) for r in range(case.world)]
-    want = [ref.dispatch(r, case.experts, sent, case.payload == "cast") for r in range(case.world)]
+    want = case.deliveries(sent)
     return sent, want
 
 
@@ -63,7 +63,8 @@ def test_counts_that_were_not_wanted_say_so():
 @pytest.mark.parametrize("change", [
     {}, {"payload": "cast", "hidden": 512}, {"payload": "e4m3"}, {"weights": False},
     {"payload": "cast", "hidden": 512, "scales_by_column": True}, {"world": 4},
-    {"payload": "cast", "hidden": 640, "scales_by_column": True}])
+    {"payload": "cast", "hidden": 640, "scales_by_column": True},
+    {"payload": "ue8m0", "hidden": 640}, {"payload": "ue8m0", "hidden": 1024, "scales_by_column": True}])
 def test_copies_by_expert_and_back(change, masked):
     case = Case(**{"alignment": 8, **change})
     sent, want = one_round(case, 3)
@@ -126,14 +127,14 @@ def check_copies(case, delivery, got, per_expert=0):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("change", [
     {}, {"payload": "cast", "hidden": 512}, {"payload": "e4m3", "scales_by_column": True},
-    {"weights": False}])
+    {"weights": False}, {"payload": "ue8m0", "hidden": 640}])
 def test_copies_beside_a_dispatch(change, masked, expand_sms):
     case = Case(**{"alignment": 8, **change})
     options = dataclasses.replace(case.options(), expand_sms=expand_sms, slots=4)
     sent, want = one_round(case, 3)
     per_expert = case.world * case.max_tokens * case.top_k if masked else 0
     with ep.Group(options, world=case.world, backend="twin", timeout=TIMEOUT) as group:
-        planes = [group.expanded_for(of.rows, of.weights, scales=of.scales, cast=case.payload == "cast",
+        planes = [group.expanded_for(of.rows, of.weights, scales=of.scales, cast=case.cast,
                                      rows_per_expert=per_expert, rank=r,
                                      scales_by_column=case.scales_by_column)
                   for r, of in enumerate(sent)]
@@ -141,7 +142,7 @@ def test_copies_beside_a_dispatch(change, masked, expand_sms):
         def send(tokens, like=None):
             return [group.dispatch(of.rows, *((of.ids, of.weights) if like is None else ()),
                                    routing=None if like is None else like[r], scales=of.scales,
-                                   cast=case.payload == "cast", expanded=planes[r], rank=r)
+                                   cast=case.cast, expanded=planes[r], rank=r)
                     for r, of in enumerate(tokens)]
 
         handles = send(sent)
@@ -155,8 +156,7 @@ def test_copies_beside_a_dispatch(change, masked, expand_sms):
                  for of, new in zip(sent, others)]
         send(again, handles)
         group.synchronize(TIMEOUT)
-        for r in range(case.world):
-            delivery = ref.dispatch(r, case.experts, again, case.payload == "cast")
+        for r, delivery in enumerate(case.deliveries(again)):
             check_copies(case, delivery, planes[r], per_expert)
 
 

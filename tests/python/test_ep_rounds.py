@@ -22,7 +22,8 @@ def test_dispatch_and_combine(world, payload):
 @pytest.mark.parametrize("change", [
     {"wide_ids": True}, {"weights": False}, {"experts": 7}, {"top_k": 1}, {"max_tokens": 1},
     {"payload": "e4m3", "scales_by_column": True, "hidden": 512},
-    {"payload": "cast", "scales_by_column": True, "hidden": 640}])
+    {"payload": "cast", "scales_by_column": True, "hidden": 640},
+    {"payload": "ue8m0", "hidden": 640}, {"payload": "ue8m0", "scales_by_column": True, "hidden": 640}])
 def test_forms_of_a_dispatch(change):
     case = Case(**change)
     with case.group() as group:

@@ -123,6 +123,8 @@ def good_tokens():
     (lambda a: {"weights": a["weights"][:, ::-1]}, ["weights", "dense"]),
     (lambda a: {"cast": True, "rows": a["rows"].view(np.float16)}, ["a cast takes bfloat16"]),
     (lambda a: {"cast": True}, ["cast = true"]),
+    (lambda a: {"cast": "e4m3"}, ["cast = 'e4m3' must be True, False or \"ue8m0\""]),
+    (lambda a: {"cast": 1}, ["cast = 1 must be True, False or"]),
     (lambda a: {"scales": np.zeros((3, 1), np.float32)}, ["a row for each of the 24 tokens"]),
     (lambda a: {"scales": np.zeros((24, 2), np.uint8)}, ["scale_bytes = 2", "multiple of 4"]),
     (lambda a: {"scales": np.zeros((24, 2), np.uint16), "scales_by_column": True},

@@ -30,15 +30,15 @@ SMALLEST_PEAK = np.float32(1e-10)
 
 
 def power_from(values: npt.NDArray[Any]) -> Floats:
-    """The smallest powers of two that are not below positive values."""
+    """The smallest powers of two that are not below positive values; infinity for infinity."""
     fractions, exponents = np.frexp(values.astype(np.float64))
     powers: Floats = np.ldexp(np.float32(1), exponents - (fractions == 0.5)).astype(np.float32)
-    return powers
+    return np.where(np.isinf(values), np.float32(np.inf), powers)
 
 
 def ue8m0_encode(powers: Floats) -> npt.NDArray[np.uint8]:
-    """Powers of two as codes, 127 for 1."""
-    return (np.frexp(powers)[1] + 126).astype(np.uint8)
+    """Powers of two as codes, 127 for 1, 255 for infinity."""
+    return (np.ascontiguousarray(powers, np.float32).view(np.uint32) >> 23).astype(np.uint8)
 
 
 def scale_of(peaks: Floats, scales: str) -> Floats:
@@ -214,7 +214,8 @@ def cast_rows(rows: Codes, scales: str) -> tuple[npt.NDArray[np.uint8], Floats]:
         return codes, plain
     powers = power_from(plain)
     groups = ep.bf16_decode(rows).reshape(rows.shape[0], rows.shape[1] // GROUP, GROUP)
-    return ep.e4m3_encode(groups / powers[:, :, None]).reshape(rows.shape), powers
+    with np.errstate(invalid="ignore"):  # infinities are no numbers
+        return ep.e4m3_encode(groups / powers[:, :, None]).reshape(rows.shape), powers
 
 
 def pack_scales(powers: Floats) -> npt.NDArray[np.uint8]:

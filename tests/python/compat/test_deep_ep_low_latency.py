@@ -8,8 +8,9 @@ import pytest
 
 import crossdock
 from crossdock.compat import deep_ep
+from crossdock.compat.deep_ep import low_latency
 from kits import KITS, NumPyKit
-from low_latency_rounds import (Case, check_combine, dispatch, made_by, shrink_and_grow, silent,
+from low_latency_rounds import (Case, check_combine, check_received, dispatch, made_by, shrink_and_grow, silent,
                                 two_at_a_time, whole_round)
 
 each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
@@ -31,6 +32,36 @@ def test_a_whole_round(kit, change):
 @pytest.mark.parametrize("world", [1, 4])
 def test_other_worlds(world):
     run(world, whole_round, NumPyKit(), Case(world=world))
+
+
+@each_kit
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("most", [4, 24])
+def test_packed_powers_of_two_are_cast_as_they_are_sent(kit, most, hooked, monkeypatch):
+    """In packets and in rows, with the bits of a cast before the dispatch."""
+    monkeypatch.setattr(low_latency, "cast_rounded", None)
+    case = Case(round_scale=True, ue8m0=True, hidden=1024, most=most, counts=(most, 3))
+
+    def one(group):
+        sent = case.sent()
+        for of in sent:  # groups of every kind: zeros, subnormals, the largest and the smallest powers
+            of.rows[0, :128] = 0
+            of.rows[0, 128:256] = np.arange(128)
+            of.rows[1, :128] = np.arange(0x7F00, 0x7F80)
+            of.rows[1, 128:256] = 0x3F80
+            of.rows[2, :256] = np.arange(0x3800, 0x3900)
+            of.rows[2, 256:384] = 0x43E0  # 448
+            of.rows[2, 384:512] = 0x43E1
+        buffer = deep_ep.Buffer(group, low_latency_mode=True)
+        recv_x, count, handle, event, hook = dispatch(buffer, kit, case, sent[group.rank()],
+                                                      return_recv_hook=hooked)
+        hook()
+        event.current_stream_wait()
+        check_received(kit, case, group.rank(), sent, recv_x, count, handle)
+        check_combine(buffer, kit, case, handle, sent, 1)
+        buffer.destroy()
+
+    run(2, one)
 
 
 @each_kit
@@ -68,6 +99,8 @@ def test_mistakes_are_named():
         refused(lambda: dispatch(buffer, kit, Case(world=1, most=4), mine), "8 tokens", "= 4")
         refused(lambda: dispatch(buffer, kit, Case(world=1, round_scale=False, ue8m0=True), mine),
                 "use_ue8m0 needs")
+        refused(lambda: dispatch(buffer, kit, Case(world=1, round_scale=True, ue8m0=True), mine),
+                "hidden = 128 must be a multiple of 512")
         refused(lambda: dispatch(buffer, kit, case, mine, async_finish=True, return_recv_hook=True),
                 "exclude each other")
         handle = dispatch(buffer, kit, case, mine)[2]

@@ -19,7 +19,7 @@ from .events import EventOverlap
 from .few import SLOTS, FewWorld, WaitClock, why_plain
 from .frame import Frame, frame_of
 from .lane import Lane
-from .quant import cast_rounded
+from .quant import cast_rounded, need_multiple
 from .ranks import Rank
 from .settings import Settings
 from .world import Shape
@@ -206,9 +206,12 @@ class LowLatency:
         # Weights come with the combine; here is where they will be.
         weights = frame.full((int(ids.shape[0]), int(ids.shape[1])), 0, "float32", ids)
         ids, rows, scales = frame.contiguous(ids), x, None
-        cast = form.fp8 and not form.round_scale
-        if form.fp8 and not cast:
-            rows, scales = cast_rounded(frame, x, form.ue8m0)
+        cast: Union[bool, str] = form.fp8 and not form.round_scale
+        if form.ue8m0:
+            need_multiple(int(x.shape[1]), 512)
+            cast = "ue8m0"
+        elif form.round_scale:
+            rows, scales = cast_rounded(frame, x)
         mine, group = world.rank.rank(), world.group
         expanded = group.expanded_for(rows, weights, scales=scales, cast=cast, rows_per_expert=per_expert,
                                       rank=mine)
