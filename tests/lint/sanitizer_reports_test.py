@@ -49,7 +49,8 @@ COPY_16 = ("async_copy.cuh", line_of("async_copy.cuh", "cp.async.cg.shared.globa
 SCALES = ("swapped.cuh", line_of("swapped.cuh", "ptx::ld_shared(reinterpret_cast<const U32x2*>(rows"))
 LOAD = ("memory.cuh", line_of("memory.cuh", "ld.shared.v2.u32") + 4)  # the end of the statement
 BLOCK = "crossdock::device::EpDispatchBlock<crossdock::device::EpDispatchConfig{(unsigned int)8, (bool)0}>"
-PTX = "crossdock::device::ptx::"
+DEVICE = "crossdock::device::"
+PTX = DEVICE + "ptx::"
 ELSEWHERE = ("dispatch_block.cuh", line_of("dispatch_block.cuh", "EpRoute& route(u32 group"))
 
 
@@ -87,6 +88,26 @@ class Reports(unittest.TestCase):
         self.assert_wrong("Race reported", log_of(race_in(copy, COPY_4, PTX + "ld_shared(const float *)", LOAD)))
         copy_16 = PTX + "copy_async_16(void *, const void *)"
         self.assert_wrong("Race reported", log_of(race_in(copy_16, COPY_16, load, LOAD)))
+
+    # As an H200 reported it: one read against many writes, of which no line is told.
+    def test_values_that_another_warp_stores(self):
+        flags = ["128", "4", 1, 0, 1, 0, 0, 1, 0]
+        def report(flags=flags, load="U32x4", where=""):
+            config = ", ".join(f"({'unsigned int' if isinstance(f, str) else 'bool'}){f}" for f in flags)
+            kernel = (f"void {DEVICE}kernel::grouped_gemm<{DEVICE}GroupedGemmConfig{{{config}}}>"
+                      f"({DEVICE}GroupedGemmParams)")
+            line = line_of("memory.cuh", f"ld.shared.v{load[-1]}.u32") + 4
+            return [f"========= Error: Race reported between Read access at {PTX}ld_shared(const {DEVICE}{load} *)"
+                    f"+0x17400 in memory.cuh:{line}",
+                    *(f"=========     and Write access at {kernel}+0x12a{n}0{where} [592 hazards]" for n in range(16))]
+        self.assert_known(report(), "values that another warp stores")
+        self.assert_wrong("Race reported", log_of(report(load="U32x2")))
+        self.assert_wrong("Race reported", log_of(report(where=" in swiglu.cuh:160")))
+        for other in (3, 4, 6, 7):  # swapped, no SwiGLU, e2m1, nothing is handed over
+            changed = [1 - f if i == other else f for i, f in enumerate(flags)]
+            self.assert_wrong("Race reported", log_of(report(flags=changed)))
+        writes = report()
+        self.assert_wrong("Race reported", log_of([*writes[:5], writes[5].replace("Write", "Read"), *writes[6:]]))
 
     def test_the_callers_of_an_inlined_access_are_told_below_it(self):
         report = race("grouped_gemm", COPY_4, ("memory.cuh", line_of("memory.cuh", "ld.shared.v2.u32")))
