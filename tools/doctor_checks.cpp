@@ -1,9 +1,8 @@
 // See the header. Facts about limits are from the manual pages getrlimit(2), memfd_create(2),
-// process_vm_readv(2), io_uring_setup(2) and the kernel's yama documentation.
+// process_vm_readv(2) and the kernel's yama documentation.
 // SPDX-License-Identifier: Apache-2.0
 #include "doctor_checks.hpp"
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <dlfcn.h>
@@ -11,7 +10,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -112,17 +110,6 @@ Finding check_ptrace_scope(const Sysfs& sysfs) {
           "sysctl kernel.yama.ptrace_scope=0, or give the capability CAP_SYS_PTRACE"};
 }
 
-Finding check_io_uring() {
-  std::array<std::uint32_t, 30> params{};  // struct io_uring_params: 120 bytes
-  const auto fd = ::syscall(SYS_io_uring_setup, 1, params.data());
-  if (fd >= 0) {
-    ::close(static_cast<int>(fd));
-    return {"io_uring", Health::kGood, "allowed"};
-  }
-  return {"io_uring", Health::kAbsent, std::strerror(errno), "tcp works with epoll instead",
-          "sysctl kernel.io_uring_disabled=0 and a seccomp profile that allows io_uring_setup"};
-}
-
 Finding check_huge_pages(const Sysfs& sysfs) {
   const auto mode = sysfs.text("sys/kernel/mm/transparent_hugepage/shmem_enabled");
   if (!mode) return {"huge pages", Health::kAbsent, "no transparent huge pages", "", ""};
@@ -188,7 +175,6 @@ std::vector<Finding> examine() {
       check_memfd(),
       check_process_vm(),
       check_ptrace_scope(sysfs),
-      check_io_uring(),
       check_memlock(),
       check_descriptors(),
       check_dev_shm(),

@@ -111,8 +111,8 @@ TEST(Doctor, NamesHealthCauseAndFix) {
     }
   }
   EXPECT_EQ(shown.exit_code, broken ? 1 : 0);
-  for (const auto* name : {"locked memory", "open files", "io_uring", "process_vm calls",
-                           "CUDA driver", "NVRTC", "/dev/shm"})
+  for (const auto* name :
+       {"locked memory", "open files", "process_vm calls", "CUDA driver", "NVRTC", "/dev/shm"})
     EXPECT_TRUE(names.contains(name)) << name;
 }
 

@@ -7,7 +7,7 @@
 
 readonly BUILD_PACKAGES=(
   cmake ninja-build g++ pkg-config python3 python3-dev python3-venv
-  libfmt-dev libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev liburing-dev
+  libfmt-dev libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
   libgtest-dev libgmock-dev
 )
 readonly LINT_PACKAGES=(clang-format-19 clang-tidy-19 shellcheck codespell git)
@@ -30,7 +30,7 @@ check_other_system() {
   done
   [[ ${#missing[@]} -eq 0 ]] && return
   die "this is neither Debian nor Ubuntu, and these are missing: ${missing[*]}. Besides them the" \
-    "build needs fmt 9, xxHash, nlohmann-json, toml++ 3, CLI11 2, liburing and GoogleTest"
+    "build needs fmt 9, xxHash, nlohmann-json, toml++ 3, CLI11 2 and GoogleTest"
 }
 
 # A Python that can make an environment and compile modules: the first on the PATH, else the system's.
