@@ -137,7 +137,7 @@ void RegionTable::begin_release(RegionRecord& region) {
   region.closing.store(true);
 }
 
-Result<> RegionTable::finish_release(RegionRecord& region) {
+Result<bool> RegionTable::finish_release(RegionRecord& region) {
   const std::lock_guard lock(mutex_);
   if (const auto leases = region.leases.load(); leases != 0)
     return Error{
@@ -145,11 +145,11 @@ Result<> RegionTable::finish_release(RegionRecord& region) {
         .retry = Retry::kLater,
         .message = fmt::format("region {} is in use by {} transfers; wait for them or cancel them",
                                range_text(region.address, region.length), leases)};
-  if (region.released) return {};
+  if (region.released) return false;
   region.released = true;
   stale_ = true;
   ++version_;
-  return {};
+  return true;
 }
 
 const std::shared_ptr<const RegionTable::Snapshot>& RegionTable::current() const {

@@ -77,8 +77,9 @@ class RegionTable {
                                                          const transfer::RegionOptions& options);
   // No new leases from now on; existing ones go on.
   void begin_release(RegionRecord& region);
-  // Takes the region out. kBusy while leased. Precondition: begin_release() was called.
-  Result<> finish_release(RegionRecord& region);
+  // Takes the region out; false when that was done before. kBusy while leased. Precondition:
+  // begin_release() was called.
+  Result<bool> finish_release(RegionRecord& region);
 
   [[nodiscard]] std::shared_ptr<const Snapshot> snapshot() const;
   // Incremented by every add and finish_release.

@@ -24,6 +24,9 @@ namespace crossdock::transfer::detail {
 
 class ControlLink : public std::enable_shared_from_this<ControlLink> {
  public:
+  // Bytes that may wait for a peer that does not read.
+  static constexpr std::size_t kMaxQueued = 64u << 20;
+
   // An error closes the connection with it.
   using OnFrame = std::function<Result<>(const wire::Frame&)>;
   // Once, after which no frame follows; not called after detach().
@@ -80,7 +83,6 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   void drain_lingering();
   void end_by(const Error& error);
 
-  static constexpr std::size_t kMaxQueued = 64u << 20;
   base::EventLoop& loop_;
   const std::string remote_;  // "127.0.0.1:7000", for messages
   wire::FrameReader reader_;

@@ -95,8 +95,8 @@ Result<> EngineCore::release(mem::RegionRecord& region, Deadline deadline) {
 }
 
 Result<> EngineCore::forget_region(mem::RegionRecord& region) {
-  CROSSDOCK_CHECK_OK(regions_.finish_release(region));
-  counters_.regions->add(-1);
+  CROSSDOCK_TRY(first, regions_.finish_release(region));
+  if (first) counters_.regions->add(-1);
   return {};
 }
 

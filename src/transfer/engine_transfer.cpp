@@ -176,8 +176,11 @@ Result<std::shared_ptr<TransferCore>> EngineCore::submit(const std::shared_ptr<P
   post_shards(*transfer, plan.sets);
   transfer->all_posted();
   if (!transfer->terminal()) transfers_->add(transfer);
-  // The peer may have died between the check above and the listing: whoever came last stops it.
+  // The peer may have died, or taken its memory back, between the check of it and the listing:
+  // whoever came last stops the transfer.
   if (!peer->alive()) transfer->request_stop(peer->lost_error());
+  if (!transfer->terminal() && transfer->uses_revoked())
+    transfer->request_stop(peer->revoked_error());
   return transfer;
 }
 

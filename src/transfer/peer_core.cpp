@@ -71,6 +71,12 @@ Error PeerCore::lost_error() const {
   return make_error(Code::kPeerLost, fmt::format("peer '{}' is gone; open it again", name_));
 }
 
+Error PeerCore::revoked_error() const {
+  return Error{.code = Code::kClosed,
+               .scope = Scope::kTransfer,
+               .message = fmt::format("peer '{}' released the memory of this transfer", name_)};
+}
+
 Result<> PeerCore::on_frame(const wire::Frame& frame) {
   switch (frame.type) {
     case wire::MessageType::kSegmentPage:
@@ -138,9 +144,7 @@ Result<> PeerCore::on_revoke(const wire::Frame& frame) {
   const bool everything = revoke.region_ids.empty();
   const auto regions = regions_.revoke(revoke.region_ids);
   revocations_.push_back({revoke.token, regions, everything});
-  const Error why{.code = Code::kClosed,
-                  .scope = Scope::kTransfer,
-                  .message = fmt::format("peer '{}' released the memory of this transfer", name_)};
+  const Error why = revoked_error();
   for (const auto& transfer : engine_->transfers().all()) {
     if (transfer->peer.get() != this) continue;
     if (transfer->uses_revoked()) transfer->request_stop(why);
@@ -159,8 +163,10 @@ void PeerCore::check_revocations() {
     }
     for (const auto& region : it->regions)
       detach(*region);
-    (void)link_->send(wire::RevokeAck{.token = it->token});
+    const wire::RevokeAck done{.token = it->token};
     it = revocations_.erase(it);
+    // A peer that does not read is told by the end of the link.
+    if (const auto sent = link_->send(done); !sent.ok()) return link_->close(sent.error());
   }
 }
 

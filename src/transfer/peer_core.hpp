@@ -38,7 +38,8 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] std::uint64_t instance() const noexcept { return welcome_.instance_id; }
   [[nodiscard]] bool alive() const noexcept { return alive_.load(); }
-  [[nodiscard]] Error lost_error() const;  // why it is not alive
+  [[nodiscard]] Error lost_error() const;     // why it is not alive
+  [[nodiscard]] Error revoked_error() const;  // of a transfer whose memory the peer took back
   [[nodiscard]] std::string transport_name() const;
   [[nodiscard]] RemoteRegions& regions() noexcept { return regions_; }
 

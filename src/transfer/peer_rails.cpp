@@ -130,6 +130,7 @@ Result<> PeerCore::cover_regions(Deadline deadline) {
     const std::lock_guard dialling(dial_mutex_);
     if (!dial_into(slot, deadline).ok()) continue;
     const auto set = set_at(slot);
+    if (!set) break;  // the peer died meanwhile
     std::erase_if(uncovered, [&](const RemoteRegionPtr& r) { return attach(*set, *r).ok(); });
   }
   if (uncovered.empty()) return {};

@@ -1,0 +1,134 @@
+// Memory that its owner takes back, and peers that die, in the instants in which a call is half
+// done.
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <fmt/format.h>
+#include <thread>
+
+#include "support/engines.hpp"
+#include "support/relay.hpp"
+#include "transfer/control_link.hpp"
+#include "wire/control.hpp"
+
+namespace crossdock::testing {
+namespace {
+
+using transfer::Notification;
+using transfer::detail::ControlLink;
+
+// The regions of the target are mapped by nobody, so that tcp has to reach them after shm.
+TEST(Revoke, APeerThatDiesWhileItIsOpenedIsAnError) {
+  std::vector<std::byte> memory(4096);
+  auto target = make_engine("shm,tcp");
+  auto region = target.register_memory(memory.data(), memory.size()).value();
+  auto source = make_engine("shm,tcp", {.config = {{"transport.shm.copy", "map"},
+                                                   {"transport.tcp.lanes", "1"},
+                                                   {"log.level", "error"}}});
+  for (int round = 0; round < 200; ++round) {
+    const Relay relay(target, 2, std::chrono::microseconds(round));
+    const auto peer = source.open(relay.name(), soon());
+    if (!peer.ok()) {
+      EXPECT_EQ(peer.code(), Code::kPeerLost) << peer.error().describe();
+    }
+  }
+}
+
+TEST(Revoke, TwoThreadsThatReleaseARegionReleaseItOnce) {
+  Pair pair("tcp", 4096);
+  std::vector<std::byte> memory(4096);
+  const auto before = metric(pair.target, "crossdock_regions");
+  for (int round = 0; round < 50; ++round) {
+    auto region = pair.target.register_memory(memory.data(), memory.size()).value();
+    std::thread other([&] { EXPECT_TRUE(region.release(soon()).ok()); });
+    EXPECT_TRUE(region.release(soon()).ok());
+    other.join();
+    ASSERT_EQ(metric(pair.target, "crossdock_regions"), before) << "in round " << round;
+  }
+}
+
+// So many requests that the word of the peer comes after the leases of the plan, and before the
+// transfer is listed among those that are in flight.
+TEST(Revoke, ATransferThatIsBeingPlannedIsStopped) {
+  constexpr std::size_t kRequests = 100'000;
+  Pair pair(
+      "tcp", kRequests * 8, false,
+      {.config = {{"transport.enabled", "faulty+tcp"}, {"transport.faulty.delay_max", "1min"}}});
+  std::vector<Request> batch;
+  for (std::size_t i = kRequests; i-- > 0;)
+    batch.push_back(pair.write(i * 8, 4));
+  int accepted = 0;
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> begun{false};
+    std::thread submitting([&] {
+      begun.store(true);
+      auto moving = pair.source.submit(pair.peer, batch, {.deadline = Deadline::in(15s)});
+      if (!moving.ok()) return;
+      ++accepted;
+      EXPECT_FALSE(moving->wait(soon()).ok());
+    });
+    while (!begun.load())
+      std::this_thread::yield();
+    const auto released = pair.remote.release(Deadline::in(8s));
+    submitting.join();
+    ASSERT_TRUE(released.ok()) << released.error().describe();
+    const auto label = fmt::format("round {}", round);
+    pair.remote =
+        pair.target
+            .register_memory(pair.target_memory.data(), pair.target_memory.size(), {.label = label})
+            .value();
+    ASSERT_TRUE(pair.peer.region(label, soon()).ok());
+  }
+  EXPECT_GT(accepted, 0) << "in no round the plan was made first";
+}
+
+// A notification of `payload` bytes behind a write of 8; the bytes that wait for the peer when it
+// found no place there, otherwise nothing.
+std::optional<std::size_t> fills_up(Pair& pair, Peer& peer, std::size_t payload,
+                                    std::vector<Transfer>& moving) {
+  const auto write = pair.write(0, 8);
+  moving.push_back(pair.source
+                       .submit(peer, std::span(&write, 1),
+                               {.deadline = Deadline::in(10min),
+                                .notification = Notification{"m", std::string(payload, 'x')}})
+                       .value());
+  if (!transfer::is_terminal(moving.back().status().state)) return std::nullopt;
+  const auto refused = moving.back().wait(soon());
+  EXPECT_EQ(refused.code(), Code::kWouldBlock) << refused.error().describe();
+  const auto& message = refused.error().message;
+  return std::stoull(message.substr(message.find("connection; ") + 12));
+}
+
+// Whoever does not read what it is sent cannot be told that its memory is free. Its link ends
+// instead, which says the same.
+TEST(Revoke, APeerThatDoesNotReadTheAcknowledgementLosesItsLink) {
+  const EngineOptions silent{.config = {{"control.silence", "0s"}}};  // no Ping takes a place
+  Pair pair("shm", 4096, false, silent, silent);
+  Relay relay(pair.target);
+  {
+    Peer gone = std::move(pair.peer);
+  }
+  auto peer = pair.source.open(relay.name(), soon()).value();
+  relay.leave_unread();
+  std::vector<Transfer> moving;
+  constexpr std::size_t kPayload = 60'000;
+  std::optional<std::size_t> waiting;
+  while (!waiting)
+    waiting = fills_up(pair, peer, kPayload, moving);
+  // To the last byte, or the acknowledgement would find its place.
+  const auto overhead = wire::encode_frame(wire::Notify{.mailbox = "m"}).value().size();
+  const auto left = ControlLink::kMaxQueued - *waiting;
+  ASSERT_GE(left, overhead);
+  ASSERT_FALSE(fills_up(pair, peer, left - overhead, moving));
+  EXPECT_EQ(fills_up(pair, peer, 0, moving), ControlLink::kMaxQueued);
+  EXPECT_EQ(pair.remote.release(Deadline::in(100ms)).code(), Code::kBusy);
+  for (const auto patience = soon(); peer.alive() && !patience.passed();)
+    std::this_thread::yield();
+  EXPECT_FALSE(peer.alive());
+  for (auto& transfer : moving) {
+    (void)transfer.wait(soon());  // the first may have arrived
+    EXPECT_TRUE(transfer::is_terminal(transfer.status().state));
+  }
+}
+
+}  // namespace
+}  // namespace crossdock::testing
