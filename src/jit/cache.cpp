@@ -54,6 +54,14 @@ bool is_current(int fd, const fs::path& path) {
          open_file.st_ino == named.st_ino && open_file.st_dev == named.st_dev;
 }
 
+// Whether what is there can serve nobody: its content is wrong, or it is a symbolic link. What
+// could not be read this time (no descriptors, no permission, a network folder) may serve the next
+// one.
+bool is_rubbish(const Error& why) {
+  return why.code == Code::kCorrupt || why.code == Code::kIncompatible ||
+         (why.native.domain == Native::Domain::kErrno && why.native.value == ELOOP);
+}
+
 }  // namespace
 
 CacheLock::~CacheLock() {
@@ -96,7 +104,13 @@ std::optional<Binary> Cache::take(const fs::path& path, const Key* key) {
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
     return std::move(*binary);
   }
-  if (binary.code() == Code::kNotFound) return std::nullopt;
+  if (!binary.ok() && !is_rubbish(binary.error())) {
+    if (binary.code() != Code::kNotFound)
+      CROSSDOCK_LOG_ONCE(log_, kWarn, path.string(),
+                         "cannot read {} of the kernel cache and will compile anew: {}",
+                         path.filename().string(), binary.error().message);
+    return std::nullopt;
+  }
   counters_.corrupt.fetch_add(1, std::memory_order_relaxed);
   const std::string why = binary.ok() ? "it holds another kernel" : binary.error().message;
   CROSSDOCK_LOG(log_, kWarn, "dropped {} from the kernel cache and will compile anew: {}",

@@ -69,7 +69,7 @@ class Cache {
                                std::string_view compiler);
 
   // The kernel of exactly this key, or nothing. A file that is damaged or belongs to another key is
-  // removed, counted and reported as absent.
+  // removed, counted and reported as absent; one that cannot be read just now is left.
   std::optional<Binary> load(const std::string& file_name, const Key& key);
   // For machines without a compiler: the kernel of these sources by whichever compiler.
   std::optional<Binary> load_any(const KernelSpec& spec, const Key& source);

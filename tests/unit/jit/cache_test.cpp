@@ -94,6 +94,24 @@ TEST_F(CacheFolder, DamagedFileIsDroppedCountedAndTold) {
   EXPECT_THAT(log_.lines[0], HasSubstr("checksum does not match"));
 }
 
+// The next process may be able to read what this one could not.
+TEST_F(CacheFolder, AFileThatCannotBeOpenedNowStays) {
+  Cache cache({.folder = folder_.path.string()}, log_.logger());
+  cache.store(file_, binary_);
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit none{0, old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto unreadable = cache.load(file_, binary_.key);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
+  EXPECT_FALSE(unreadable.has_value());
+  EXPECT_EQ(cache.counters().misses, 1u);
+  EXPECT_EQ(cache.counters().corrupt, 0u);
+  ASSERT_EQ(log_.lines.size(), 1u);
+  EXPECT_THAT(log_.lines[0], HasSubstr("cannot read"));
+  EXPECT_TRUE(cache.load(file_, binary_.key).has_value()) << "it was not removed";
+}
+
 TEST_F(CacheFolder, FileUnderAnotherKeysNameIsNotTaken) {
   Cache cache({.folder = folder_.path.string()});
   cache.store(file_, binary_for(fill_spec(512)));
@@ -107,6 +125,7 @@ TEST_F(CacheFolder, LinksAndFoldersInPlaceOfFilesAreNotFollowed) {
   fs::create_symlink(folder_.path / "target", folder_.path / file_);
   EXPECT_FALSE(cache.load(file_, binary_.key).has_value());
   EXPECT_TRUE(fs::exists(folder_.path / "target"));
+  EXPECT_FALSE(fs::is_symlink(folder_.path / file_)) << "the link is in the way of a kernel";
   fs::create_directory(folder_.path / "dir.kernel");
   EXPECT_FALSE(cache.load("dir.kernel", binary_.key).has_value());
 }
