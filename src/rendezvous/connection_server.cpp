@@ -114,8 +114,10 @@ bool ConnectionServer::read_from(Connection& connection) {
   std::array<std::byte, kReadBytes> chunk;
   for (int i = 0; i < kReadsPerTurn; ++i) {
     const auto n = base::recv_now(connection.fd.get(), chunk);
-    if (!n.ok() || (*n && **n == 0)) return false;
+    if (!n.ok()) return false;
     if (!*n) return true;
+    // It has said all it will, and may still read the answers.
+    if (**n == 0) return connection.closing = true;
     connection.reading = true;
     const bool go_on = connection.session->on_bytes(wire::Bytes(chunk).first(**n));
     connection.reading = false;

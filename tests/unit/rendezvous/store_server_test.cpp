@@ -4,15 +4,14 @@
 #include "rendezvous/store_server.hpp"
 
 #include <atomic>
-#include <csignal>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/wait.h>
+#include <sys/socket.h>
 #include <thread>
-#include <unistd.h>
 
 #include "base/socket.hpp"
 #include "rendezvous/store.hpp"
+#include "support/plain_service.hpp"
 #include "wire/store_protocol.hpp"
 
 namespace crossdock::rendezvous {
@@ -130,6 +129,36 @@ TYPED_TEST(StoreServers, SlowLorisIsDroppedAndOthersAreServedMeanwhile) {
   EXPECT_LT(Deadline::Clock::now() - start, 2s) << "nobody waits for them";
   for (const UniqueFd& fd : lorises)
     EXPECT_TRUE(closes(fd.get(), soon()));
+}
+
+// As `nc -N` does.
+TYPED_TEST(StoreServers, AClientThatHasSaidAllItWillGetsItsAnswers) {
+  const auto server = this->serve();
+  const auto store = open_store(server->url(), soon()).value();
+  const std::string value(8u << 20, 'v');  // more than a socket takes at once
+  ASSERT_TRUE(store->put("k", value, {}, soon()).ok());
+  std::string requests;
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (std::is_same_v<TypeParam, StoreServer>) {
+      const auto frame =
+          wire::encode_store_request({.id = 1, .op = wire::StoreOp::kGet, .key = "k"}).value();
+      requests += wire::as_text(frame);
+    } else {
+      requests += "GET /metadata?key=k HTTP/1.1\r\nHost: x\r\n\r\n";
+    }
+  }
+  const auto fd = base::connect_tcp(server->address(), soon()).value();
+  ASSERT_TRUE(base::send_all(fd.get(), wire::as_bytes(requests), soon()).ok());
+  ASSERT_EQ(::shutdown(fd.get(), SHUT_WR), 0);
+  std::size_t got = 0;
+  std::vector<std::byte> chunk(1 << 20);
+  for (;;) {
+    const auto n = base::recv_some(fd.get(), chunk, soon());
+    ASSERT_TRUE(n.ok()) << n.error().describe();
+    if (*n == 0) break;  // and then it closes
+    got += *n;
+  }
+  EXPECT_GE(got, 2 * value.size());
 }
 
 TYPED_TEST(StoreServers, AnIdleConnectionIsKeptUntilRoomIsNeeded) {
@@ -270,69 +299,12 @@ TEST(StoreClients, AnotherWireVersionIsNamed) {
             std::string::npos);
 }
 
-// --- a plain HTTP service: Python's own server with a dictionary ---------------------------------
-
-constexpr const char* kPlainService = R"(
-import http.server, sys, urllib.parse
-table = {}
-class Handler(http.server.BaseHTTPRequestHandler):
-    def key(self):
-        return urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["key"][0]
-    def answer(self, status, body=b""):
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-    def do_GET(self):
-        key = self.key()
-        self.answer(200, table[key]) if key in table else self.answer(404, b"none")
-    def do_PUT(self):
-        table[self.key()] = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.answer(200)
-    def do_DELETE(self):
-        self.answer(200 if table.pop(self.key(), None) is not None else 404)
-    def log_message(self, *arguments):
-        pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_address[1], flush=True)
-server.serve_forever()
-)";
-
-class PlainService {
- public:
-  // Port 0 when Python cannot be run.
-  PlainService() {
-    int out[2];
-    if (::pipe(out) != 0) return;
-    child_ = ::fork();
-    if (child_ == 0) {
-      ::dup2(out[1], 1);
-      ::execlp("python3", "python3", "-c", kPlainService, nullptr);
-      ::_exit(127);
-    }
-    ::close(out[1]);
-    char c;
-    while (::read(out[0], &c, 1) == 1 && c != '\n')
-      port_ = port_ * 10 + (c - '0');
-    ::close(out[0]);
-  }
-  ~PlainService() {
-    if (child_ <= 0) return;
-    ::kill(child_, SIGKILL);
-    ::waitpid(child_, nullptr, 0);
-  }
-  [[nodiscard]] int port() const { return port_; }
-
- private:
-  pid_t child_ = -1;
-  int port_ = 0;
-};
+// --- a plain HTTP service ----------------------------------------------------------------------
 
 TEST(PlainHttpService, ServesWhatItCanAndRefusesTheRestClearly) {
-  const PlainService service;
-  if (service.port() == 0) GTEST_SKIP() << "python3 could not be started";
-  const auto store =
-      open_store("http://127.0.0.1:" + std::to_string(service.port()) + "/metadata", soon())
-          .value();
+  const support::PlainService service;
+  if (!service.runs()) GTEST_SKIP() << "python3 could not be started";
+  const auto store = open_store(service.url(), soon()).value();
   const std::string key = "crossdock/ram/node 1:7000";
   EXPECT_FALSE(store->get(key, soon()).value().has_value());
   std::string value(100'000, 'v');
