@@ -53,23 +53,26 @@ class Directory {
     return Directory(path, std::move(fd));
   }
 
-  // The whole file; nothing when there is none.
+  // What is in force: nothing when there is no such file, or its lease is over.
   Result<std::optional<wire::StoreRecord>> read(const std::string& name) const {
-    const UniqueFd fd(::openat(fd_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    if (!fd && errno == ENOENT) return std::optional<wire::StoreRecord>{};
-    if (!fd) return failure(errno, "open", name);
-    CROSSDOCK_TRY(bytes, read_all(fd.get(), name));
-    auto record = wire::decode_store_record(bytes);
-    if (!record.ok()) {
-      Error error = std::move(record).error();
-      error.scope = Scope::kCall;
-      error.retry = Retry::kNo;
-      error.message = fmt::format("{}/{}: {}", path_, name, error.message);
-      return error;
+    CROSSDOCK_TRY(record, read_file(name));
+    if (record && expired(*record)) record.reset();
+    return record;
+  }
+
+  // Removes the files whose leases are over, as far as this user may. Precondition: the lock is
+  // held.
+  void remove_expired() const {
+    const auto all = names();
+    if (!all.ok()) return;
+    for (const std::string& name : *all) {
+      const auto record = read_file(name);
+      if (record.ok() && *record && expired(**record)) (void)unlink(name);
     }
-    if (record->expires_unix_ms != 0 && record->expires_unix_ms <= unix_ms())
-      return std::optional<wire::StoreRecord>{};
-    return std::optional<wire::StoreRecord>(std::move(*record));
+  }
+
+  [[nodiscard]] bool exists(const std::string& name) const {
+    return ::faccessat(fd_.get(), name.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
   }
 
   // Precondition: the lock is held.
@@ -114,6 +117,27 @@ class Directory {
 
  private:
   Directory(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+
+  static bool expired(const wire::StoreRecord& record) {
+    return record.expires_unix_ms != 0 && record.expires_unix_ms <= unix_ms();
+  }
+
+  // The whole file, its lease over or not; nothing when there is none.
+  Result<std::optional<wire::StoreRecord>> read_file(const std::string& name) const {
+    const UniqueFd fd(::openat(fd_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (!fd && errno == ENOENT) return std::optional<wire::StoreRecord>{};
+    if (!fd) return failure(errno, "open", name);
+    CROSSDOCK_TRY(bytes, read_all(fd.get(), name));
+    auto record = wire::decode_store_record(bytes);
+    if (!record.ok()) {
+      Error error = std::move(record).error();
+      error.scope = Scope::kCall;
+      error.retry = Retry::kNo;
+      error.message = fmt::format("{}/{}: {}", path_, name, error.message);
+      return error;
+    }
+    return std::optional<wire::StoreRecord>(std::move(*record));
+  }
 
   Result<std::vector<std::byte>> read_all(int fd, const std::string& name) const {
     struct stat info{};
@@ -192,6 +216,8 @@ class FileStore final : public Store {
     CROSSDOCK_TRY(lock, Lock::take(dir, deadline));
     const std::uint64_t expiry =
         lease ? unix_ms() + static_cast<std::uint64_t>(lease->count()) : std::uint64_t{0};
+    // Whoever takes a new name clears away what the dead left; renewals are frequent and do not.
+    if (lease && !dir.exists(file_name(key))) dir.remove_expired();
     return write(dir, lock, key, value, expiry);
   }
 

@@ -50,6 +50,28 @@ TEST(OpenStore, NobodyListeningIsUnreachableWithinTheDeadline) {
   }
 }
 
+// What engines leave that were killed goes when another one is born.
+TEST(FileStore, FilesOfExpiredEntriesGoWhenANewEntryIsLeased) {
+  const support::TempDir dir;
+  const auto store = open_store("file://" + dir.path(), soon()).value();
+  const auto there = [&](const std::string& name) {
+    return std::filesystem::exists(dir.path() + "/k-" + name);
+  };
+  ASSERT_TRUE(store->put("stays", "v", {}, soon()).ok());
+  ASSERT_TRUE(store->put("lives", "v", 1h, soon()).ok());
+  dir.write("k-foreign", "not an entry");
+  ASSERT_TRUE(store->put("dead", "v", 1ms, soon()).ok());
+  for (const auto patience = soon(); store->get("dead", soon()).value().has_value();)
+    ASSERT_FALSE(patience.passed());
+  ASSERT_TRUE(store->put("lives", "renewed", 1h, soon()).ok());
+  EXPECT_TRUE(there("dead")) << "a renewal does not read the whole directory";
+  ASSERT_TRUE(store->put("born", "v", 1h, soon()).ok());
+  EXPECT_FALSE(there("dead"));
+  EXPECT_TRUE(there("foreign")) << "not the store's";
+  EXPECT_EQ(store->list("", soon()).value(), (std::vector<std::string>{"born", "lives", "stays"}));
+  EXPECT_EQ(store->get("lives", soon()).value()->value, "renewed");
+}
+
 TEST(InprocStore, NamesAreGoneWithTheirLastHandle) {
   const std::size_t before = num_inproc_stores();
   {
