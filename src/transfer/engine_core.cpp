@@ -115,6 +115,11 @@ Result<> EngineCore::publish(const std::string& store) {
   const SegmentRecord record{address_, identity_.instance};
   CROSSDOCK_CHECK_OK(
       publisher_->publish(identity_.name, record, 3 * settings_.republish, deadline));
+  if (!publisher_->leased())
+    CROSSDOCK_LOG(log_, kWarn,
+                  "store {} holds no leases: if this engine dies without close(), its entry '{}' "
+                  "stays until another engine takes the name or somebody removes it",
+                  publisher_->describe(), identity_.name);
   loop_->run([this] { republish_later(); });
   return {};
 }

@@ -66,7 +66,10 @@ Result<> Publisher::publish(const std::string& name, const SegmentRecord& record
                             std::chrono::nanoseconds lease, Deadline deadline) {
   if (peer_to_peer()) return {};
   CROSSDOCK_TRY(value, encode(record));
-  return store_->put(key_of(name), value, lease_of(lease), deadline);
+  auto put = store_->put(key_of(name), value, lease_of(lease), deadline);
+  leased_ = put.code() != Code::kUnsupported;
+  if (!leased_) put = store_->put(key_of(name), value, std::nullopt, deadline);
+  return put;
 }
 
 Result<> Publisher::withdraw(const std::string& name, const SegmentRecord& record,

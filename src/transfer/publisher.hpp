@@ -4,6 +4,7 @@
 // call it. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,15 +25,20 @@ class Publisher {
 
   [[nodiscard]] bool peer_to_peer() const noexcept { return store_ == nullptr; }
   // Puts the record of `name`, at first and again before `lease` ends, whatever happened to the
-  // store meanwhile. The last engine to take a name has it: open() compares instances.
+  // store meanwhile. The last engine to take a name has it: open() compares instances. A plain HTTP
+  // service holds no leases: there the entry stays until it is withdrawn.
   Result<> publish(const std::string& name, const SegmentRecord& record,
                    std::chrono::nanoseconds lease, Deadline deadline);
+  // Whether the entry vanishes by itself; known once it was published.
+  [[nodiscard]] bool leased() const noexcept { return leased_; }
+  [[nodiscard]] std::string describe() const { return store_ ? store_->describe() : "p2p"; }
   Result<> withdraw(const std::string& name, const SegmentRecord& record, Deadline deadline);
   // kNotFound names the store; with p2p the name itself is parsed as an address.
   Result<SegmentRecord> find(const std::string& name, Deadline deadline);
 
  private:
   std::shared_ptr<rendezvous::Store> store_;
+  std::atomic<bool> leased_{true};
 };
 
 }  // namespace crossdock::transfer::detail

@@ -9,6 +9,7 @@
 #include "base/socket.hpp"
 #include "rendezvous/store_server.hpp"
 #include "support/engines.hpp"
+#include "support/plain_service.hpp"
 #include "support/temp_dir.hpp"
 #include "wire/codec.hpp"
 
@@ -52,6 +53,16 @@ TEST(EngineStore, Tcp) {
 TEST(EngineStore, Http) {
   auto server = rendezvous::HttpStoreServer::create({}, soon()).value();
   expect_reaches(server->url());
+}
+
+// It holds no leases: entries stay there until their engines close.
+TEST(EngineStore, PlainHttp) {
+  const support::PlainService service;
+  if (!service.runs()) GTEST_SKIP() << "python3 could not be started";
+  ::testing::internal::CaptureStderr();
+  expect_reaches(service.url());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("holds no leases"), std::string::npos) << log;
 }
 
 TEST(EngineStore, AStaleEntryIsNotTakenForALivingEngine) {
