@@ -107,7 +107,8 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   void ask(M message, std::uint64_t transfer_id, OnReply on_reply);
 
   Result<std::shared_ptr<RailSet>> dial_set(std::size_t slot, Deadline deadline);
-  Result<> dial_into(std::size_t slot, Deadline deadline);
+  // `note` goes into the log: why no better transport does.
+  Result<> dial_into(std::size_t slot, Deadline deadline, std::string_view note = {});
   Result<> drain(RailSet& set, Deadline deadline);
   [[nodiscard]] transport::PeerInfo info_for(const transport::Transport& transport) const;
   Result<> attach(RailSet& set, transport::RemoteRegion& region);

@@ -69,7 +69,8 @@ Result<> PeerCore::redial(Deadline deadline) {
   if (primary_) return dial_into(*primary_, deadline);
   std::string reasons;
   for (std::size_t slot = 0; slot < engine_->transports().size(); ++slot) {
-    const auto dialled = dial_into(slot, deadline);
+    const auto dialled =
+        dial_into(slot, deadline, reasons.empty() ? "" : fmt::format("; not by {}", reasons));
     if (dialled.ok()) {
       primary_ = slot;
       return {};
@@ -97,7 +98,7 @@ Result<> PeerCore::drain(RailSet& set, Deadline deadline) {
                     fmt::format("the old rails to peer '{}' did not come to rest", name_));
 }
 
-Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
+Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline, std::string_view note) {
   if (!alive()) return lost_error();
   const auto old = set_at(slot);
   if (old) {
@@ -106,8 +107,8 @@ Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
   }
   CROSSDOCK_TRY(set, dial_set(slot, deadline));
   if (old) engine_->count_redial();
-  CROSSDOCK_LOG(engine_->log(), kInfo, "peer '{}' is reached by {} with {} rails", name_,
-                set->transport->name(), set->rails.size());
+  CROSSDOCK_LOG(engine_->log(), kInfo, "peer '{}' is reached by {} with {} rails{}", name_,
+                set->transport->name(), set->rails.size(), note);
   const std::lock_guard attaching(attach_mutex_);
   // The new rails know no region yet.
   const auto regions = regions_.snapshot();
@@ -122,13 +123,19 @@ Result<> PeerCore::dial_into(std::size_t slot, Deadline deadline) {
 // Shared memory may reach some regions only (the kernel forbids the rest): those go another way.
 Result<> PeerCore::cover_regions(Deadline deadline) {
   std::vector<RemoteRegionPtr> uncovered;
+  std::string note;
   const auto regions = regions_.snapshot();  // held: another one takes its place at any time
-  for (const auto& region : *regions)
-    if (!rails_for(*region).ok()) uncovered.push_back(region);
+  for (const auto& region : *regions) {
+    const auto reached = rails_for(*region);
+    if (reached.ok()) continue;
+    if (note.empty())
+      note = fmt::format("; without it some memory is not: {}", reached.error().message);
+    uncovered.push_back(region);
+  }
   for (std::size_t slot = 0; slot < engine_->transports().size() && !uncovered.empty(); ++slot) {
     if (set_at(slot)) continue;
     const std::lock_guard dialling(dial_mutex_);
-    if (!dial_into(slot, deadline).ok()) continue;
+    if (!dial_into(slot, deadline, note).ok()) continue;
     const auto set = set_at(slot);
     if (!set) break;  // the peer died meanwhile
     std::erase_if(uncovered, [&](const RemoteRegionPtr& r) { return attach(*set, *r).ok(); });

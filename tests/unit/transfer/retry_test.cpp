@@ -119,6 +119,31 @@ TEST(Retry, WithNoTransportInCommonThePeerIsUnreachable) {
       << peer.error().message;
 }
 
+TEST(Retry, WhyABetterTransportDoesNotReachAPeerIsLogged) {
+  std::vector<std::byte> memory(4096);
+  auto target = make_engine("tcp");
+  auto both = make_engine("shm,tcp");
+  auto region = both.register_memory(memory.data(), memory.size()).value();
+  const auto log_of_opening = [](const Engine& engine) {
+    ::testing::internal::CaptureStderr();
+    {
+      auto source = make_engine("shm,tcp",
+                                {.config = {{"log.level", "info"}, {"transport.shm.copy", "map"}}});
+      EXPECT_TRUE(source.open(engine.name(), soon()).ok());
+    }
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto without = log_of_opening(target);
+  EXPECT_NE(without.find("is reached by tcp with 2 rails; not by shm: peer '" + target.name() +
+                         "' does not offer transport shm"),
+            std::string::npos)
+      << without;
+  const auto partly = log_of_opening(both);
+  EXPECT_NE(partly.find("is reached by tcp with 2 rails; without it some memory is not: "),
+            std::string::npos)
+      << partly;
+}
+
 // One thread hashes; whoever waits behind a long checksum is not bound to it.
 TEST(Retry, ATransferThatWaitsForTheHashingThreadEndsAtItsDeadline) {
   constexpr std::size_t kBytes = 64u << 20;
