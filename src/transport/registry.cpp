@@ -55,6 +55,9 @@ constexpr std::array kKinds = {
     Kind{"tcp", [](const TransportContext& context) -> Made { return make_tcp(context); }},
 };
 
+static_assert(kKinds.size() <= kMaxTransports,
+              "\"auto\" makes one transport of each kind: raise kMaxTransports");
+
 constexpr std::string_view kFaultyPrefix = "faulty+";
 
 Made make_faulty_from_config(const TransportContext& context, const Kind& kind) {
