@@ -216,6 +216,8 @@ TYPED_TEST(StoreServers, AThousandConnectionsLeaveNothingBehind) {
     const auto fd = base::connect_tcp(server->address(), soon());
     ASSERT_TRUE(fd.ok()) << fd.error().describe();
   }
+  // Accepted after them.
+  ASSERT_TRUE(open_store(server->url(), soon()).value()->put("k", "v", {}, soon()).ok());
   const Deadline deadline = soon();
   while (server->num_connections() != 0 && !deadline.passed()) {
   }
