@@ -101,6 +101,7 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
           "capture first",
           r, capture == 0 ? "outside captures" : "in another"));
   }
+  CROSSDOCK_CHECK_OK(follow_dropped(r, call.stream, capture));
   auto begun = std::make_unique<Begun>(shared_from_this(), r, input);
   begun->stream = call.stream;
   begun->capture = capture;
@@ -168,7 +169,13 @@ Result<> LayerCore::follow_begun(u32 r, StreamPtr stream) {
   CROSSDOCK_TRY(now, check_begun(r, stream));
   for (const auto& arrived : beside.arrived)
     if (arrived.used) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(arrived.event));
-  // What was dropped in a capture is over with it.
+  return follow_dropped(r, stream, now);
+}
+
+// What was dropped in a capture is over with it. From here on the caller's stream comes after what
+// was dropped in `now`, so nothing has to wait for that any more.
+Result<> LayerCore::follow_dropped(u32 r, StreamPtr stream, std::uint64_t now) {
+  Side& beside = side(r);
   if (beside.any_dropped && beside.dropped_capture == now)
     CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(*beside.dropped));
   beside.any_dropped = false;

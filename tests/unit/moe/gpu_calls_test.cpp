@@ -164,6 +164,19 @@ TEST_P(MoeCaptures, OneThatBeganOutsideIsNotWaitedForInside) {
   refused(core_->forward(chosen_, on_), dropped);
   refused(core_->begin(chosen_, on_), dropped);
   done(capture.finish());
+  // What the sentence advises, or a forward in halves.
+  for (const bool in_halves : {false, true}) {
+    begin(on_).reset();
+    if (in_halves) {
+      auto next = begin(beside_);
+      done(core_->end(chosen_, *next, beside_));
+    } else {
+      done(core_->forward(chosen_, beside_));
+    }
+    auto again = cuda::Capture::begin(*stream_).value();
+    done(core_->forward(chosen_, on_));
+    done(again.finish());
+  }
 }
 
 TEST_P(MoeCaptures, OneThatBeganInsideIsNotWaitedForOutside) {
