@@ -196,10 +196,11 @@ class Group(RankOwner):
 
         ``rows``: [tokens, values] of any type, rows of a multiple of 16 bytes, 16-byte aligned; bf16
         with ``cast``, which makes e4m3 and an fp32 scale for 128 values; with ``cast="ue8m0"``, the same
-        on all ranks, powers of two, four in an int32, [.., hidden / 512]. ``ids``: [tokens, top_k], -1 is
-        masked. ``weights``: [tokens, top_k] float32. ``scales``: [tokens, n], go along with the rows;
-        ``scales_by_column`` delivers them (or those of a cast) as tensor maps want them. ``rank`` may be
-        left out where this process has one. ``stream``: default the current one of the rows' framework.
+        on all ranks, powers of two, four in an int32, [.., hidden / 512, rounded up]. ``ids``: [tokens,
+        top_k], -1 is masked. ``weights``: [tokens, top_k] float32. ``scales``: [tokens, n], go along with
+        the rows; ``scales_by_column`` delivers them (or those of a cast) as tensor maps want them. ``rank``
+        may be left out where this process has one. ``stream``: default the current one of the rows'
+        framework.
 
         ``routing`` instead of ids and weights: as many other tokens go the ways of an earlier dispatch
         of the rank, as in a backward pass; all ranks give the same earlier one. ``output`` and ``input``:
@@ -331,6 +332,8 @@ class Group(RankOwner):
             places = (self.memory.capacity * self.options.top_k +
                       most * max(self.options.expert_alignment - 1, 0))
         sent, scale_values, scales_dtype = getattr(rows, "dtype", None), 0, None
+        if not isinstance(cast, bool) and cast != "ue8m0":
+            raise InvalidArgument(f"ep expanded_for: cast = {cast!r} must be True, False or \"ue8m0\"")
         if cast:
             scale_values = -(-self.options.hidden // (_SCALE_GROUP * (4 if cast == "ue8m0" else 1)))
         elif scales is not None:

@@ -200,6 +200,9 @@ def test_wrong_copies_beside_a_dispatch():
         without = group.expanded_for(of.rows, of.weights)
         with raises(crossdock.InvalidArgument, "the dispatch had no weights"):
             group.dispatch(of.rows, of.ids, expanded=without)
+        for cast in ("e4m3", 1, None):
+            with raises(crossdock.InvalidArgument, "ep expanded_for", f"cast = {cast!r} must be True, False or"):
+                group.expanded_for(of.rows, of.weights, cast=cast)
         narrow = group.expanded_for(of.rows[:, :64], of.weights)
         with raises(crossdock.InvalidArgument, "ep dispatch: rows", "rows like those received, 256"):
             group.dispatch(of.rows, of.ids, of.weights, expanded=narrow)

@@ -31,8 +31,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             print(packages.install(given.package, target=given.target, force=given.force))
             return 0
         if given.command == "uninstall":
-            done = packages.uninstall(given.package, target=given.target)
-            print("uninstalled" if done else "deep_ep of Crossdock was not installed")
+            left = packages.uninstall(given.package, target=given.target)
+            print("deep_ep of Crossdock was not installed" if left is None else "uninstalled")
+            for path in left or []:
+                print(f"files that are not ours are in {path} now")
             return 0
         state = packages.status(given.package)
         print(state)

@@ -2,18 +2,20 @@
 
 What is installed is a package of a few lines, with a marker that says whose it is. A package of that name
 that is not ours is left alone unless told otherwise, and then kept aside, so that it comes back when ours
-is taken out.
+is taken out. Of our package we take away only files that begin as we write them: what others have put
+there stays when it is installed again, and is kept aside when it is taken out.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import pathlib
 import shutil
 import sysconfig
-from typing import Optional
+from typing import List, Optional
 
 from .. import __version__
 from ..errors import InvalidArgument
@@ -22,9 +24,11 @@ __all__ = ["Status", "install", "status", "uninstall"]
 
 _MARKER = "crossdock_compat.json"
 _ASIDE = ".kept_by_crossdock"
+_LEFT = ".left_by_crossdock"
 _INTERFACE = "2.1.0"  #: of DeepEP, as far as one host goes
 
-_HEAD = '"""Made by `python -m crossdock.compat install deep_ep`: DeepEP\'s names, by Crossdock."""\n'
+_BEGIN = '"""Made by `python -m crossdock.compat install deep_ep`'  #: of every file of ours, in all versions
+_HEAD = _BEGIN + ': DeepEP\'s names, by Crossdock."""\n'
 _NAMES = "Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap"
 #: The packages, and the text of their modules.
 _PACKAGES = {
@@ -71,13 +75,28 @@ def install(name: str = "deep_ep", *, target: Optional[str] = None, force: bool 
         path = folder / package
         if path.exists() and not _is_ours(path):
             path.rename(path.with_name(path.name + _ASIDE))
-        shutil.rmtree(path, ignore_errors=True)  # ours, perhaps of another version
-        path.mkdir(parents=True)
+        _clear(path)  # of another version, perhaps
+        path.mkdir(parents=True, exist_ok=True)
         (path / _MARKER).write_text(json.dumps({"crossdock": __version__}) + "\n")
         for file, text in files.items():
             (path / file).parent.mkdir(exist_ok=True)
-            (path / file).write_text(text)
+            if not (path / file).exists():  # else somebody has put another one there
+                (path / file).write_text(text)
     return folder / name
+
+
+def _clear(path: pathlib.Path) -> None:
+    """Takes away what we have written, and the bytecode beside it."""
+    for folder in (path / "utils", path):
+        if not folder.is_dir() or folder.is_symlink():
+            continue
+        for file in list(folder.glob("*.py")):
+            if file.is_file() and file.read_text(errors="replace").startswith(_BEGIN):
+                file.unlink()
+        (folder / _MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _need_room(path: pathlib.Path, force: bool) -> None:
@@ -104,21 +123,31 @@ def _found(package: str) -> Optional[pathlib.Path]:
     return path.parent if path.name == "__init__.py" else path
 
 
-def uninstall(name: str = "deep_ep", *, target: Optional[str] = None) -> bool:
-    """Takes it out again, and brings back what was kept aside. False: it was not there. A package that
-    is not ours is left alone."""
+def uninstall(name: str = "deep_ep", *, target: Optional[str] = None) -> Optional[List[pathlib.Path]]:
+    """Takes it out again, and brings back what was kept aside. None: it was not there. A package that
+    is not ours is left alone. The result: folders, beside the package's place, with files that others had
+    put into ours."""
     _need_known(name)
     folder, done = _folder(target), False
+    left: List[pathlib.Path] = []
     for package in _PACKAGES:
         path = folder / package
         if not _is_ours(path):
             continue
-        shutil.rmtree(path)
+        _clear(path)
+        if path.exists():  # without __init__.py it could still be imported, so it cannot stay there
+            left.append(path.rename(_free(path.with_name(path.name + _LEFT))))
         aside = path.with_name(path.name + _ASIDE)
         if aside.exists():
             aside.rename(path)
         done = True
-    return done
+    return left if done else None
+
+
+def _free(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the first of it with a number that does not exist."""
+    numbered = (path.with_name(f"{path.name}.{n}") for n in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not p.exists())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,6 +64,9 @@ def test_names_and_sizes():
                 wait()
                 np.testing.assert_array_equal(out[:, 0], [0, 1])
                 refused(lambda: buffer.all_gather(x), "at most gathers = 1")
+        for both in ({"max_session_bytes": 256, "num_max_session_bytes": 256},
+                     {"max_session_bytes": 256, "max_gathers": 8, "num_max_gathers": 1}):
+            refused(lambda: buffer.agrs_set_config(**both), "names of one number")
         buffer.destroy()
 
     deep_ep.Threads(2, backend="twin", timeout=60).run(one)

@@ -23,7 +23,8 @@ def run(world, function, *arguments):
 
 @each_kit
 @pytest.mark.parametrize("change", [
-    {}, {"fp8": False}, {"round_scale": True}, {"round_scale": True, "ue8m0": True, "hidden": 512},
+    {}, {"fp8": False}, {"fp8": False, "round_scale": True}, {"round_scale": True},
+    {"round_scale": True, "ue8m0": True, "hidden": 512},
     {"hidden": 512, "most": 12, "counts": (12, 5)}])
 def test_a_whole_round(kit, change):
     run(2, whole_round, kit, Case(**change))

@@ -245,8 +245,9 @@ class Buffer:
         float32: bf16 [tokens, hidden], a new array or ``out``; the event; and the hook. ``x``: bf16, like
         recv_x; with ``zero_copy`` it has been written into get_next_low_latency_combine_buffer().
         ``use_logfmt``: what a rank has made of a token travels in 10 bits a value on a logarithmic scale,
-        with errors of a percent; hidden has to be a multiple of 512. At most 8 tokens stay bf16, unless they
-        were sent with ``use_ue8m0``.
+        with errors of a percent; hidden has to be a multiple of 512. Where num_max_dispatch_tokens_per_rank
+        is at most 8, however many tokens a call has, rows stay bf16, but not with ``enable_shrink``, nor if
+        they were sent with ``use_ue8m0``.
         ``combine_wait_recv_cost_stats``, [ranks] int64, is added to: nanoseconds waited for each rank, for
         the weights of its tokens and for its rows."""
         return self._low_latency.combine(x, topk_idx, topk_weights, handle, use_logfmt, zero_copy,

@@ -212,12 +212,16 @@ class ElasticBuffer:
 
     # ---- gathers -----------------------------------------------------------------------------------
 
-    def agrs_set_config(self, max_session_bytes: int = 0, max_gathers: int = 8, *,
+    def agrs_set_config(self, max_session_bytes: int = 0, max_gathers: Optional[int] = None, *,
                         num_max_session_bytes: int = 0, num_max_gathers: int = 0) -> None:
         """Before the first session; collective. At most 32 gathers a session. The last two are other names
-        of the first two."""
+        of the first two: one name of each is given."""
+        if num_max_session_bytes and max_session_bytes or num_max_gathers and max_gathers is not None:
+            raise InvalidArgument("deep_ep agrs_set_config: max_session_bytes and num_max_session_bytes are "
+                                  "names of one number, and so are max_gathers and num_max_gathers: give one "
+                                  "of each")
         self._extras.agrs_set_config(num_max_session_bytes or max_session_bytes,
-                                     num_max_gathers or max_gathers)
+                                     num_max_gathers or (8 if max_gathers is None else max_gathers))
 
     def create_agrs_session(self) -> None:
         """Begins a session on the communication stream: inputs stay until it ends. Collective."""

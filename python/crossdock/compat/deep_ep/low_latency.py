@@ -210,7 +210,7 @@ class LowLatency:
         if form.ue8m0:
             need_multiple(int(x.shape[1]), 512)
             cast = "ue8m0"
-        elif form.round_scale:
+        elif form.fp8 and form.round_scale:
             rows, scales = cast_rounded(frame, x)
         mine, group = world.rank.rank(), world.group
         expanded = group.expanded_for(rows, weights, scales=scales, cast=cast, rows_per_expert=per_expert,
