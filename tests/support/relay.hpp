@@ -31,8 +31,12 @@ class Relay {
     thread_.join();
   }
   [[nodiscard]] std::string name() const { return listener_.address.to_string(); }
-  // From here on nothing is read that the opener of the first connection says.
-  void leave_unread() { unread_.store(true); }
+  // Nothing is read any more that the opener of the first connection says.
+  void leave_unread() {
+    unread_.store(true);
+    while (!deaf_.load())
+      std::this_thread::yield();
+  }
 
  private:
   struct Connection {
@@ -42,10 +46,11 @@ class Relay {
 
   void run() {
     while (!stop_.load()) {
+      deaf_.store(unread_.load());
       std::vector<pollfd> ready{{listener_.fd.get(), POLLIN, 0}};
       for (std::size_t i = 0; i < connections_.size(); ++i) {
         const auto& connection = connections_[i];
-        const bool deaf = i == 0 && unread_.load();
+        const bool deaf = i == 0 && deaf_.load();
         ready.push_back({deaf || !connection.from ? -1 : connection.from.get(), POLLIN, 0});
         ready.push_back({connection.to ? connection.to.get() : -1, POLLIN, 0});
       }
@@ -93,6 +98,7 @@ class Relay {
   base::Listener listener_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> unread_{false};
+  std::atomic<bool> deaf_{false};  // the thread has seen it
   // The thread's:
   std::array<std::byte, 64 * 1024> chunk_;
   std::vector<Connection> connections_;

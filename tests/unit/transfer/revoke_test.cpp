@@ -1,6 +1,7 @@
 // Memory that its owner takes back, and peers that die, in the instants in which a call is half
 // done.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <atomic>
 #include <fmt/format.h>
 #include <thread>
@@ -27,9 +28,10 @@ TEST(Revoke, APeerThatDiesWhileItIsOpenedIsAnError) {
   for (int round = 0; round < 200; ++round) {
     const Relay relay(target, 2, std::chrono::microseconds(round));
     const auto peer = source.open(relay.name(), soon());
-    if (!peer.ok()) {
-      EXPECT_EQ(peer.code(), Code::kPeerLost) << peer.error().describe();
-    }
+    if (peer.ok()) continue;
+    // Unreachable: its last transport failed before the loss of the peer was seen.
+    const bool says_so = peer.code() == Code::kPeerLost || peer.code() == Code::kUnreachable;
+    EXPECT_TRUE(says_so) << peer.error().describe();
   }
 }
 
@@ -89,8 +91,8 @@ TEST(Revoke, ATransferThatIsBeingPlannedIsStopped) {
 
 // A notification of `payload` bytes behind a write of 8; the bytes that wait for the peer when it
 // found no place there, otherwise nothing.
-std::optional<std::size_t> fills_up(Pair& pair, Peer& peer, std::size_t payload,
-                                    std::vector<Transfer>& moving) {
+std::optional<std::size_t> refused_behind(Pair& pair, Peer& peer, std::size_t payload,
+                                          std::vector<Transfer>& moving) {
   const auto write = pair.write(0, 8);
   moving.push_back(pair.source
                        .submit(peer, std::span(&write, 1),
@@ -99,10 +101,25 @@ std::optional<std::size_t> fills_up(Pair& pair, Peer& peer, std::size_t payload,
                        .value());
   if (!transfer::is_terminal(moving.back().status().state)) return std::nullopt;
   const auto refused = moving.back().wait(soon());
-  if (refused.ok()) return std::nullopt;  // it arrived before the relay stopped reading
-  EXPECT_EQ(refused.code(), Code::kWouldBlock) << refused.error().describe();
+  EXPECT_EQ(refused.code(), Code::kWouldBlock);
+  if (refused.code() != Code::kWouldBlock) return std::nullopt;
   const auto& message = refused.error().message;
   return std::stoull(message.substr(message.find("connection; ") + 12));
+}
+
+// Fills what may wait for a peer that does not read, to the last byte. False: it could not in time.
+bool fill_up(Pair& pair, Peer& peer, std::vector<Transfer>& moving, Deadline patience) {
+  const auto overhead = wire::encode_frame(wire::Notify{.mailbox = "m"}).value().size();
+  constexpr std::size_t kPayload = 60'000;
+  std::size_t payload = kPayload;
+  while (!patience.passed() && !::testing::Test::HasFailure()) {
+    const auto waiting = refused_behind(pair, peer, payload, moving);
+    if (!waiting) continue;
+    const auto left = ControlLink::kMaxQueued - *waiting;
+    if (left == 0) return true;
+    payload = left > overhead ? std::min(kPayload, left - overhead) : 0;
+  }
+  return false;
 }
 
 // Whoever does not read what it is sent cannot be told that its memory is free. Its link ends
@@ -117,18 +134,18 @@ TEST(Revoke, APeerThatDoesNotReadTheAcknowledgementLosesItsLink) {
   auto peer = pair.source.open(relay.name(), soon()).value();
   relay.leave_unread();
   std::vector<Transfer> moving;
-  constexpr std::size_t kPayload = 60'000;
-  std::optional<std::size_t> waiting;
-  while (!waiting)
-    waiting = fills_up(pair, peer, kPayload, moving);
-  // To the last byte, or the acknowledgement would find its place.
-  const auto overhead = wire::encode_frame(wire::Notify{.mailbox = "m"}).value().size();
-  const auto left = ControlLink::kMaxQueued - *waiting;
-  ASSERT_GE(left, overhead);
-  ASSERT_FALSE(fills_up(pair, peer, left - overhead, moving));
-  EXPECT_EQ(fills_up(pair, peer, 0, moving), ControlLink::kMaxQueued);
+  // Or the acknowledgement would find its place. The kernel may take some more for a while: it is
+  // full when it still is after the loop had time to send.
+  const auto still_full = [&] {
+    return refused_behind(pair, peer, 0, moving) == ControlLink::kMaxQueued;
+  };
+  const auto patience = soon();
+  do {
+    ASSERT_TRUE(fill_up(pair, peer, moving, patience));
+    std::this_thread::sleep_for(20ms);
+  } while (!still_full());
   EXPECT_EQ(pair.remote.release(Deadline::in(100ms)).code(), Code::kBusy);
-  for (const auto patience = soon(); peer.alive() && !patience.passed();)
+  for (const auto lost = soon(); peer.alive() && !lost.passed();)
     std::this_thread::yield();
   EXPECT_FALSE(peer.alive());
   for (auto& transfer : moving) {
