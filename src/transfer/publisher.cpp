@@ -66,10 +66,23 @@ Result<> Publisher::publish(const std::string& name, const SegmentRecord& record
                             std::chrono::nanoseconds lease, Deadline deadline) {
   if (peer_to_peer()) return {};
   CROSSDOCK_TRY(value, encode(record));
-  auto put = store_->put(key_of(name), value, lease_of(lease), deadline);
-  leased_ = put.code() != Code::kUnsupported;
-  if (!leased_) put = store_->put(key_of(name), value, std::nullopt, deadline);
-  return put;
+  const auto put = [&](rendezvous::Lease until) {
+    return store_->put(key_of(name), value, until, deadline);
+  };
+  if (!published_) {
+    auto first = put(lease_of(lease));
+    const bool unleased = first.code() == Code::kUnsupported;
+    if (unleased) first = put(std::nullopt);
+    leased_ = !unleased;
+    published_ = first.ok();
+    return first;
+  }
+  if (!leased_) return put(std::nullopt);
+  auto again = put(lease_of(lease));
+  if (again.code() != Code::kUnsupported) return again;
+  // A store over HTTP goes by its last answer, which may have been a proxy's: have it look again.
+  (void)store_->get(key_of(name), deadline);
+  return put(lease_of(lease));
 }
 
 Result<> Publisher::withdraw(const std::string& name, const SegmentRecord& record,

@@ -26,7 +26,8 @@ class Publisher {
   [[nodiscard]] bool peer_to_peer() const noexcept { return store_ == nullptr; }
   // Puts the record of `name`, at first and again before `lease` ends, whatever happened to the
   // store meanwhile. The last engine to take a name has it: open() compares instances. A plain HTTP
-  // service holds no leases: there the entry stays until it is withdrawn.
+  // service holds no leases: there the entry stays until it is withdrawn. The first success says
+  // which it is. Precondition: one call at a time.
   Result<> publish(const std::string& name, const SegmentRecord& record,
                    std::chrono::nanoseconds lease, Deadline deadline);
   // Whether the entry vanishes by itself; known once it was published.
@@ -39,6 +40,7 @@ class Publisher {
  private:
   std::shared_ptr<rendezvous::Store> store_;
   std::atomic<bool> leased_{true};
+  bool published_ = false;  // leased_ is settled
 };
 
 }  // namespace crossdock::transfer::detail

@@ -11,6 +11,7 @@
 #include "support/engines.hpp"
 #include "support/plain_service.hpp"
 #include "support/temp_dir.hpp"
+#include "transfer/publisher.hpp"
 #include "wire/codec.hpp"
 
 namespace crossdock::testing {
@@ -138,9 +139,8 @@ TEST(EngineStore, AnEngineClosesAlthoughItsStoreIsGone) {
 // Something listens there that is no store: it says `answer` to everybody, or nothing.
 class NoStore {
  public:
-  explicit NoStore(std::string answer)
-      : listener_(std::move(base::listen_tcp(base::parse_host_port("127.0.0.1:0").value(), soon()))
-                      .value()),
+  explicit NoStore(std::string answer, const base::HostPort& where = {"127.0.0.1", 0})
+      : listener_(std::move(base::listen_tcp(where, soon())).value()),
         answer_(std::move(answer)),
         thread_([this] { serve(); }) {}
   ~NoStore() {
@@ -188,6 +188,30 @@ TEST(EngineStore, WhatIsNoStoreIsAnErrorWithinTheDeadline) {
       EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
     }
   }
+}
+
+// Where a proxy stands before the store and has nothing behind it for a moment.
+TEST(EngineStore, TheAnswerOfAProxyDoesNotMakeEntriesPermanent) {
+  using transfer::detail::Publisher;
+  auto server = rendezvous::HttpStoreServer::create({}, soon()).value();
+  const auto where = base::parse_host_port(server->address().to_string()).value();
+  const std::string url = server->url();
+  const auto publisher = Publisher::create(url, soon()).value();
+  ASSERT_TRUE(publisher->publish("decode-0", {.address = "a:1", .instance = 1}, 1h, soon()).ok());
+  server.reset();
+  {
+    const NoStore proxy("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", where);
+    EXPECT_EQ(publisher->find("decode-1", soon()).code(), Code::kIncompatible);
+  }
+  server = rendezvous::HttpStoreServer::create({.address = where}, soon()).value();
+  const auto again = publisher->publish("decode-0", {.address = "a:1", .instance = 1}, 1ms, soon());
+  ASSERT_TRUE(again.ok()) << again.error().describe();
+  EXPECT_TRUE(publisher->leased());
+  const auto store = rendezvous::open_store(url, soon()).value();
+  const auto patience = Deadline::in(2s);
+  while (store->get("crossdock/segment/decode-0", soon()).value() && !patience.passed())
+    std::this_thread::yield();
+  EXPECT_FALSE(store->get("crossdock/segment/decode-0", soon()).value()) << "it has a lease";
 }
 
 // 0.0.0.0 in a store would make every peer dial itself.
