@@ -27,6 +27,11 @@ using base::UniqueFd;
 constexpr const char* kLockName = ".lock";
 constexpr const char* kSideName = ".new";  // written only under the lock
 constexpr std::size_t kMaxRecordBytes = kMaxValueBytes + kMaxKeyBytes + 64;
+// A file is removed so long after its lease is over: hosts that share the directory may differ in
+// what time it is.
+constexpr std::uint64_t kKeepExpiredMs = 3'600'000;
+// For which one process removes files while the others wait for the lock.
+constexpr std::chrono::milliseconds kCleanUpBound{100};
 // Encoded keys beyond this get a hashed file name: names end at 255 bytes.
 constexpr std::size_t kMaxPlainName = 200;
 
@@ -56,19 +61,21 @@ class Directory {
   // What is in force: nothing when there is no such file, or its lease is over.
   Result<std::optional<wire::StoreRecord>> read(const std::string& name) const {
     CROSSDOCK_TRY(record, read_file(name));
-    if (record && expired(*record)) record.reset();
+    if (record && expired_by(*record, unix_ms())) record.reset();
     return record;
   }
 
-  // Removes the files whose leases are over, as far as this user may. Precondition: the lock is
-  // held.
-  void remove_expired() const {
-    const auto all = names();
-    if (!all.ok()) return;
-    for (const std::string& name : *all) {
+  // Removes files whose leases have long been over, as far as this user may and time allows.
+  // Precondition: the lock is held.
+  void remove_expired(Deadline deadline) const {
+    (void)visit([&](std::string_view item) {
+      if (deadline.passed()) return false;
+      const std::string name(item);
       const auto record = read_file(name);
-      if (record.ok() && *record && expired(**record)) (void)unlink(name);
-    }
+      if (record.ok() && *record && expired_by(**record, unix_ms() - kKeepExpiredMs))
+        (void)unlink(name);
+      return true;
+    });
   }
 
   [[nodiscard]] bool exists(const std::string& name) const {
@@ -96,17 +103,11 @@ class Directory {
   }
 
   Result<std::vector<std::string>> names() const {
-    // A descriptor of its own: closedir() closes what fdopendir() took.
-    UniqueFd copy(::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    DIR* dir = copy ? ::fdopendir(copy.get()) : nullptr;
-    if (dir == nullptr) return failure(errno, "list", ".");
-    (void)copy.release();
     std::vector<std::string> out;
-    while (const dirent* item = ::readdir(dir)) {
-      const std::string_view name = item->d_name;
-      if (name.starts_with("k-") || name.starts_with("h-")) out.emplace_back(name);
-    }
-    ::closedir(dir);
+    CROSSDOCK_CHECK_OK(visit([&](std::string_view name) {
+      out.emplace_back(name);
+      return true;
+    }));
     return out;
   }
 
@@ -118,8 +119,25 @@ class Directory {
  private:
   Directory(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
-  static bool expired(const wire::StoreRecord& record) {
-    return record.expires_unix_ms != 0 && record.expires_unix_ms <= unix_ms();
+  static bool expired_by(const wire::StoreRecord& record, std::uint64_t when_unix_ms) {
+    return record.expires_unix_ms != 0 && record.expires_unix_ms <= when_unix_ms;
+  }
+
+  // Names the files of entries to `visitor` until it returns false.
+  template <class Visitor>
+  Result<> visit(Visitor visitor) const {
+    // A descriptor of its own: closedir() closes what fdopendir() took.
+    UniqueFd copy(::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    DIR* dir = copy ? ::fdopendir(copy.get()) : nullptr;
+    if (dir == nullptr) return failure(errno, "list", ".");
+    (void)copy.release();
+    while (const dirent* item = ::readdir(dir)) {
+      const std::string_view name = item->d_name;
+      if (!name.starts_with("k-") && !name.starts_with("h-")) continue;
+      if (!visitor(name)) break;
+    }
+    ::closedir(dir);
+    return {};
   }
 
   // The whole file, its lease over or not; nothing when there is none.
@@ -214,10 +232,11 @@ class FileStore final : public Store {
                   Deadline deadline) override {
     CROSSDOCK_TRY(dir, Directory::open(path_));
     CROSSDOCK_TRY(lock, Lock::take(dir, deadline));
+    // Whoever takes a new name clears away what the dead left; renewals are frequent and do not.
+    if (lease && !dir.exists(file_name(key)))
+      dir.remove_expired(earlier(deadline, Deadline::in(kCleanUpBound)));
     const std::uint64_t expiry =
         lease ? unix_ms() + static_cast<std::uint64_t>(lease->count()) : std::uint64_t{0};
-    // Whoever takes a new name clears away what the dead left; renewals are frequent and do not.
-    if (lease && !dir.exists(file_name(key))) dir.remove_expired();
     return write(dir, lock, key, value, expiry);
   }
 

@@ -11,6 +11,7 @@
 #include "rendezvous/inproc_store.hpp"
 #include "rendezvous/key_table.hpp"
 #include "support/temp_dir.hpp"
+#include "wire/store_protocol.hpp"
 
 namespace crossdock::rendezvous {
 namespace {
@@ -50,8 +51,17 @@ TEST(OpenStore, NobodyListeningIsUnreachableWithinTheDeadline) {
   }
 }
 
+// As a store writes it for `key`, with a lease that ended that long ago.
+void write_expired(const support::TempDir& dir, const std::string& key, std::chrono::minutes ago) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto end = std::chrono::duration_cast<std::chrono::milliseconds>(now - ago);
+  const auto bytes = wire::encode_store_record(
+      {.key = key, .value = "v", .revision = 1, .expires_unix_ms = std::uint64_t(end.count())});
+  dir.write("k-" + key, wire::as_text(bytes.value()));
+}
+
 // What engines leave that were killed goes when another one is born.
-TEST(FileStore, FilesOfExpiredEntriesGoWhenANewEntryIsLeased) {
+TEST(FileStore, FilesOfLongExpiredEntriesGoWhenANewEntryIsLeased) {
   const support::TempDir dir;
   const auto store = open_store("file://" + dir.path(), soon()).value();
   const auto there = [&](const std::string& name) {
@@ -60,15 +70,20 @@ TEST(FileStore, FilesOfExpiredEntriesGoWhenANewEntryIsLeased) {
   ASSERT_TRUE(store->put("stays", "v", {}, soon()).ok());
   ASSERT_TRUE(store->put("lives", "v", 1h, soon()).ok());
   dir.write("k-foreign", "not an entry");
-  ASSERT_TRUE(store->put("dead", "v", 1ms, soon()).ok());
-  for (const auto patience = soon(); store->get("dead", soon()).value().has_value();)
-    ASSERT_FALSE(patience.passed());
+  write_expired(dir, "dead", 61min);
+  write_expired(dir, "late", 59min);
+  EXPECT_FALSE(store->get("dead", soon()).value().has_value());
+  EXPECT_FALSE(store->get("late", soon()).value().has_value());
   ASSERT_TRUE(store->put("lives", "renewed", 1h, soon()).ok());
   EXPECT_TRUE(there("dead")) << "a renewal does not read the whole directory";
+  ASSERT_TRUE(store->put("hasty", "v", 1h, Deadline::now()).ok());
+  EXPECT_TRUE(there("dead")) << "no time for it";
   ASSERT_TRUE(store->put("born", "v", 1h, soon()).ok());
   EXPECT_FALSE(there("dead"));
+  EXPECT_TRUE(there("late")) << "a host whose clock is behind may still take it for living";
   EXPECT_TRUE(there("foreign")) << "not the store's";
-  EXPECT_EQ(store->list("", soon()).value(), (std::vector<std::string>{"born", "lives", "stays"}));
+  EXPECT_EQ(store->list("", soon()).value(),
+            (std::vector<std::string>{"born", "hasty", "lives", "stays"}));
   EXPECT_EQ(store->get("lives", soon()).value()->value, "renewed");
 }
 
