@@ -116,7 +116,8 @@ bool ConnectionServer::read_from(Connection& connection) {
     const auto n = base::recv_now(connection.fd.get(), chunk);
     if (!n.ok()) return false;
     if (!*n) return true;
-    // It has said all it will, and may still read the answers.
+    // It has said all it will, and may still read what was answered. What it waits for does not
+    // keep the connection: a client that gave up a wait looks the same.
     if (**n == 0) return connection.closing = true;
     connection.reading = true;
     const bool go_on = connection.session->on_bytes(wire::Bytes(chunk).first(**n));
