@@ -132,17 +132,25 @@ Result<> PeerCore::cover_regions(Deadline deadline) {
       note = fmt::format("; without it some memory is not: {}", reached.error().message);
     uncovered.push_back(region);
   }
+  std::optional<Error> not_now;
   for (std::size_t slot = 0; slot < engine_->transports().size() && !uncovered.empty(); ++slot) {
     if (set_at(slot)) continue;
     const std::lock_guard dialling(dial_mutex_);
-    if (!dial_into(slot, deadline, note).ok()) continue;
+    if (const auto dialled = dial_into(slot, deadline, note); !dialled.ok()) {
+      if (dialled.error().retry != Retry::kNo) not_now = dialled.error();
+      continue;
+    }
     const auto set = set_at(slot);
     if (!set) break;  // the peer died meanwhile
     std::erase_if(uncovered, [&](const RemoteRegionPtr& r) { return attach(*set, *r).ok(); });
   }
   if (uncovered.empty()) return {};
   auto reached = rails_for(*uncovered.front());
-  return reached.ok() ? Result<>() : Result<>(std::move(reached).error());
+  if (reached.ok()) return {};
+  if (!alive()) return lost_error();
+  // A way that may be back soon: that the others cannot reach the memory is not the reason.
+  if (not_now) return *not_now;
+  return std::move(reached).error();
 }
 
 void PeerCore::redial_later() {

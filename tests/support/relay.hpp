@@ -37,6 +37,8 @@ class Relay {
     while (!deaf_.load())
       std::this_thread::yield();
   }
+  // Connections after the first end at once.
+  void take_one_only() { one_only_.store(true); }
 
  private:
   struct Connection {
@@ -64,6 +66,7 @@ class Relay {
   void accept() {
     auto fd = base::accept_tcp(listener_.fd.get());
     if (!fd.ok() || !fd->has_value()) return;
+    if (one_only_.load() && !connections_.empty()) return;
     auto to = base::connect_tcp(target_, soon());
     if (to.ok()) connections_.push_back({std::move(**fd), std::move(*to)});
   }
@@ -97,6 +100,7 @@ class Relay {
   const std::chrono::nanoseconds pause_;
   base::Listener listener_;
   std::atomic<bool> stop_{false};
+  std::atomic<bool> one_only_{false};
   std::atomic<bool> unread_{false};
   std::atomic<bool> deaf_{false};  // the thread has seen it
   // The thread's:

@@ -35,6 +35,23 @@ TEST(Revoke, APeerThatDiesWhileItIsOpenedIsAnError) {
   }
 }
 
+// As it is for an instant when the peer dies: nothing is wrong with how its memory was registered.
+TEST(Revoke, APeerWhoseOnlyWayToItsMemoryEndsIsNotUnsupported) {
+  std::vector<std::byte> memory(4096);
+  auto target = make_engine("shm,tcp");
+  auto region = target.register_memory(memory.data(), memory.size()).value();
+  auto source = make_engine("shm,tcp", {.config = {{"transport.shm.copy", "map"},
+                                                   {"control.connect_timeout", "1s"},
+                                                   {"log.level", "error"}}});
+  Relay relay(target);
+  relay.take_one_only();
+  const auto peer = source.open(relay.name(), soon());
+  ASSERT_FALSE(peer.ok());
+  const bool says_so = peer.code() == Code::kPeerLost || peer.code() == Code::kUnreachable;
+  EXPECT_TRUE(says_so) << peer.error().describe();
+  EXPECT_NE(peer.error().retry, Retry::kNo);
+}
+
 TEST(Revoke, TwoThreadsThatReleaseARegionReleaseItOnce) {
   Pair pair("tcp", 4096);
   std::vector<std::byte> memory(4096);
