@@ -57,7 +57,8 @@ class EpSmallRig {
     for (u32 rank = 0; rank < case_.world; ++rank)
       for (u32 slot = 0; slot < kSlots; ++slot) {
         state_[rank * kSlots + slot].combine->combine.finished = epoch;
-        std::fill_n(ranks_.window<u64>(rank, areas_[slot].inputs), 2 * case_.world, u64{0x8000} << 48);
+        std::fill_n(ranks_.window<u64>(rank, areas_[slot].inputs), 2 * case_.world,
+                    u64{0x8000} << 48);
       }
   }
   // What `source` has told `rank` that it has read.
