@@ -34,7 +34,8 @@ class Relay {
   // Nothing is read any more that the opener of the first connection says.
   void leave_unread() {
     unread_.store(true);
-    while (!deaf_.load())
+    const Deadline until = soon();
+    while (!deaf_.load() && !until.passed())
       std::this_thread::yield();
   }
   // Connections after the first end at once.
