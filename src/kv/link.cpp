@@ -15,7 +15,7 @@ Result<transfer::Peer> Link::peer() {
   peer_.reset();
   CROSSDOCK_TRY(opened, engine_.open(peer_name_, Deadline::in(timeout_)));
   peer_ = opened;
-  ++epoch_;
+  epoch_ = ++last_epoch_;
   return opened;
 }
 
@@ -26,7 +26,7 @@ Result<transfer::Peer> Link::peer(std::uint64_t instance, const std::string& add
     auto opened = engine_.open(address, Deadline::in(timeout_));
     if (opened.ok() && opened->instance() == instance) {
       peer_ = *opened;
-      ++epoch_;
+      epoch_ = ++last_epoch_;
       return opened;
     }
   }
@@ -69,7 +69,7 @@ void LinkSet::post(const std::string& peer_name, Link::Job job) {
     if (stopping_) return;
     if (!links_.contains(peer_name)) sweep(gone);
     auto& link = links_[peer_name];
-    if (link == nullptr) link = std::make_unique<Link>(engine_, peer_name, timeout_);
+    if (link == nullptr) link = std::make_unique<Link>(engine_, peer_name, timeout_, last_epoch_);
     link->jobs_.push_back(std::move(job));
     if (!link->busy_) {
       link->busy_ = true;

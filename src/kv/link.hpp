@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -27,8 +28,12 @@ class Link {
  public:
   using Job = std::function<void(Link&)>;
 
-  Link(transfer::Engine& engine, std::string peer_name, std::chrono::milliseconds timeout)
-      : engine_(engine), peer_name_(std::move(peer_name)), timeout_(timeout) {}
+  Link(transfer::Engine& engine, std::string peer_name, std::chrono::milliseconds timeout,
+       std::atomic<std::uint64_t>& last_epoch)
+      : engine_(engine),
+        peer_name_(std::move(peer_name)),
+        timeout_(timeout),
+        last_epoch_(last_epoch) {}
   Link(const Link&) = delete;
 
   // For jobs, on the thread that runs them.
@@ -38,7 +43,7 @@ class Link {
   // The same, which must be this instance: by its name or, when that leads nowhere or to another,
   // at `address`.
   Result<transfer::Peer> peer(std::uint64_t instance, const std::string& address);
-  // Another number for each connection that peer() returned.
+  // Another number for each connection that peer() of any link of the set returned.
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   Result<> send(std::string_view mailbox, std::string payload) {
     return send(mailbox, std::move(payload), timeout_);
@@ -53,6 +58,7 @@ class Link {
   transfer::Engine& engine_;
   const std::string peer_name_;
   const std::chrono::milliseconds timeout_;
+  std::atomic<std::uint64_t>& last_epoch_;  // of the set
   std::optional<transfer::Peer> peer_;  // of the thread that runs a job; of LinkSet when none does
   std::uint64_t epoch_ = 0;             // likewise
   std::deque<Job> jobs_;                // guarded by LinkSet
@@ -91,6 +97,7 @@ class LinkSet {
 
   transfer::Engine& engine_;
   const std::chrono::milliseconds timeout_;
+  std::atomic<std::uint64_t> last_epoch_{0};
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<std::string, std::unique_ptr<Link>> links_;

@@ -80,8 +80,11 @@ bool PushedPages::add(const Push& push, std::uint32_t& repeated) {
 SenderCore::OutgoingPtr SenderCore::find_or_make(RequestId request) {
   auto& out = requests_[request];
   if (out == nullptr || (out->phase == SendPhase::kDone && !out->error)) {
-    out = std::make_shared<Outgoing>();
+    const OutgoingPtr before = std::exchange(out, std::make_shared<Outgoing>());
     out->request = request;
+    if (before != nullptr)
+      for (const auto& [rank, to] : before->destinations)
+        out->earlier.emplace(to->instance, to->ticket);
     active_.push_back(out);
   }
   return out;
@@ -133,6 +136,24 @@ Result<> SenderCore::push(RequestId request, std::uint32_t layer,
     out->pushes.push_back({layer, first, count});
   }
   pump();
+  return {};
+}
+
+// With the mutex held: the first push sets the request's table, later ones must be of the same.
+Result<> SenderCore::take_table(Outgoing& out, PageLease lease) {
+  if (out.has_table) {
+    if (std::ranges::equal(out.pages, lease.pages())) return {};
+    return invalid_argument(
+        fmt::format("push of request {}: it was admitted again while its earlier use goes on; "
+                    "wait for the end of that, or abort it, before using the id again",
+                    out.request));
+  }
+  out.pages.assign(lease.pages().begin(), lease.pages().end());
+  out.pushed.reset(pool_.layout().shape().num_layers, static_cast<std::uint32_t>(out.pages.size()));
+  out.lease = std::move(lease);
+  out.has_table = true;
+  out.tickets_due = Deadline::in(options_.ticket_timeout);
+  clock_wake_.notify_one();
   return {};
 }
 

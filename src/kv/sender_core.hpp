@@ -22,6 +22,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <unordered_map>
 
@@ -87,7 +88,9 @@ struct Outgoing {
   bool finished = false;
   std::optional<std::size_t> num_destinations;  // known from the first ticket
   std::map<std::uint32_t, std::shared_ptr<Destination>> destinations;  // by receiver rank
-  std::optional<Deadline> tickets_due;                                 // set by the first push
+  std::set<std::pair<std::uint64_t, std::uint64_t>> earlier;  // tickets that the use of the id
+                                                              // before this one served, by instance
+  std::optional<Deadline> tickets_due;                        // set by the first push
   std::optional<Error> error;
 };
 

@@ -205,6 +205,19 @@ Result<SenderCore::DestinationPtr> SenderCore::new_destination(Outgoing& out,
   return to;
 }
 
+namespace {
+
+// False when the ticket is of an earlier use of the id, or of none: its receiver asked for this use
+// by another one. An Abort may come before its ticket was looked at.
+bool may_name(const Outgoing& out, std::uint64_t instance, std::uint64_t ticket) {
+  return !out.earlier.contains({instance, ticket}) &&
+         std::none_of(out.destinations.begin(), out.destinations.end(), [&](const auto& entry) {
+           return entry.second->instance == instance && entry.second->ticket != ticket;
+         });
+}
+
+}  // namespace
+
 // On the engine's control thread: stops the whole request, since a receiver without its shard makes
 // the others useless. The answer follows when nothing is in flight.
 void SenderCore::on_abort(const transfer::Message& from, const message::Abort& abort) {
@@ -218,10 +231,11 @@ void SenderCore::on_abort(const transfer::Message& from, const message::Abort& a
     const OutgoingPtr out = delivered ? found->second : find_or_make(abort.request);
     const Error why = make_error(
         Code::kCancelled, fmt::format("receiver {} gave it up: {}", from.peer, abort.reason));
-    fail(out, why, effects);
+    if (may_name(*out, from.peer_instance, abort.ticket)) fail(out, why, effects);
     const bool pending =
         std::any_of(out->destinations.begin(), out->destinations.end(), [&](const auto& entry) {
-          return entry.second->ticket == abort.ticket && !entry.second->inflight.empty();
+          return entry.second->instance == from.peer_instance &&
+                 entry.second->ticket == abort.ticket && !entry.second->inflight.empty();
         });
     if (!pending) post_stopped(from.peer, abort.request, abort.ticket, why);
   }

@@ -302,11 +302,26 @@ class PlayedReceiver : public testing::Test {
   bool tell(const message::Any& message) {
     return engine.notify(peer, {"kv.sender", message::encode(message)}, soon()).ok();
   }
-  message::Any hear() { return message::decode(answers.receive(soon()).value().payload).value(); }
+  message::Any hear() {
+    for (;;) {
+      const auto word = answers.receive(soon()).value();
+      if (word.kind == transfer::Message::Kind::kNotification)
+        return message::decode(word.payload).value();
+    }
+  }
+  // The next of this kind; what comes before it is taken.
+  template <class Kind>
+  Kind hear_next() {
+    for (;;)
+      if (const auto word = hear(); std::holds_alternative<Kind>(word)) return std::get<Kind>(word);
+  }
   // Prefill has all of the request; it is asked for.
   void ask(RequestId request, std::uint64_t number, std::uint64_t life) {
     ASSERT_TRUE(prefill.pool.admit({.request = request, .num_pages = 2}).ok());
     cluster.send(request);
+    ASSERT_TRUE(tell(ticket_for(request, number, life)));
+  }
+  message::Ticket ticket_for(RequestId request, std::uint64_t number, std::uint64_t life) {
     message::Ticket ticket;
     ticket.request = request;
     ticket.ticket = number;
@@ -317,7 +332,7 @@ class PlayedReceiver : public testing::Test {
     ticket.expires_ms = 60'000;
     ticket.total_pages = 2;
     ticket.pages = {0, 1};
-    ASSERT_TRUE(tell(ticket));
+    return ticket;
   }
   // What comes first after the ticket; takes what else the request brings.
   bool asks_before_it_writes(RequestId request, std::uint64_t number, std::uint64_t life) {
@@ -357,6 +372,63 @@ TEST_F(PlayedReceiver, OneGoStandsForLaterTicketsOfItsLifeAndNoOthers) {
   EXPECT_FALSE(asks_before_it_writes(3, 12, 3));
   EXPECT_TRUE(asks_before_it_writes(4, 9, 3)) << "from before the Go";
   EXPECT_TRUE(asks_before_it_writes(5, 13, 4)) << "another receiver of that engine";
+}
+
+// The link to a dead peer goes when another peer is heard of; the next one to it begins anew.
+TEST_F(PlayedReceiver, AGoDoesNotStandForAConnectionMadeLater) {
+  EXPECT_TRUE(asks_before_it_writes(1, 10, 3));
+  EXPECT_FALSE(asks_before_it_writes(2, 11, 3));
+  const auto connection = prefill.engine.open(engine.name(), soon()).value();
+  ASSERT_TRUE(engine.fence_instance(prefill.engine.instance(), soon()).ok());
+  ASSERT_TRUE(comes_true([&] { return !connection.alive(); }));
+  auto other = transfer::Engine::create({}).value();
+  auto its_answers = other.mailbox("kv").value();
+  auto refused = ticket_for(50, 1, 1);
+  refused.chunk_first = 1;
+  refused.pages = {1};
+  const auto to_prefill = other.open(prefill.engine.name(), soon()).value();
+  ASSERT_TRUE(other.notify(to_prefill, {"kv.sender", message::encode(refused)}, soon()).ok());
+  ASSERT_TRUE(its_answers.receive(soon()).ok());
+  EXPECT_TRUE(asks_before_it_writes(3, 12, 3));
+}
+
+// The sender delivered while the receiver gave up; the Abort comes when the id is in use again.
+TEST_F(PlayedReceiver, ALateAbortDoesNotStopALaterUseOfTheId) {
+  EXPECT_TRUE(asks_before_it_writes(1, 10, 3));
+  auto& sender = prefill.sender;
+  const auto use_again = [&] {
+    EXPECT_TRUE(sender.wait(1, soon()).ok());
+    EXPECT_TRUE(prefill.pool.release(1).ok());
+    EXPECT_TRUE(prefill.pool.admit({.request = 1, .num_pages = 2}).ok());
+    EXPECT_TRUE(sender.push(1, 0).ok());
+  };
+  const auto abort = [&](std::uint64_t number) {
+    EXPECT_TRUE(tell(message::Abort{1, number, "gave up"}));
+    EXPECT_EQ(hear_next<message::Stopped>().ticket, number) << "it is answered all the same";
+  };
+  const auto push_rest = [&] {
+    EXPECT_TRUE(sender.push(1, 1).ok());
+    EXPECT_TRUE(sender.push(1, 2).ok());
+    EXPECT_TRUE(sender.finish(1).ok());
+  };
+  use_again();
+  abort(10);  // before the receiver asks again
+  EXPECT_EQ(sender.wait(1, Deadline::now()).code(), Code::kDeadline);
+  push_rest();
+  ASSERT_TRUE(tell(ticket_for(1, 11, 3)));
+  use_again();
+  ASSERT_TRUE(tell(ticket_for(1, 12, 3)));
+  while (hear_next<message::Parts>().ticket != 12) {
+  }
+  abort(10);  // after it
+  EXPECT_EQ(sender.wait(1, Deadline::now()).code(), Code::kDeadline);
+  push_rest();
+  use_again();
+  ASSERT_TRUE(tell(ticket_for(1, 13, 3)));
+  while (hear_next<message::Parts>().ticket != 13) {
+  }
+  abort(13);
+  EXPECT_EQ(sender.wait(1, soon()).code(), Code::kCancelled);
 }
 
 TEST(HandoverEnds, AReceiverWithANameOfItsOwnIsReachedByItsAddress) {

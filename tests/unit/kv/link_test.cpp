@@ -7,6 +7,7 @@
 #include <future>
 #include <gtest/gtest.h>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "support/kv_cluster.hpp"
@@ -102,6 +103,23 @@ TEST(LinkSet, ALinkToAPeerThatLivesStaysAndGoesWithIt) {
     done.get_future().wait();
     return links.size().links == 0;
   }));
+}
+
+// What stood for the connection of a link that is gone must not stand for another's.
+TEST(LinkSet, NoTwoConnectionsHaveOneNumber) {
+  auto engine = make_engine();
+  LinkSet links(engine, 10'000ms);
+  ASSERT_TRUE(links.start().ok());
+  std::set<std::uint64_t> numbers;
+  for (int i = 0; i < 3; ++i) {
+    auto peer = make_engine();
+    std::promise<std::uint64_t> number;
+    links.post(peer.name(),
+               [&](Link& link) { number.set_value(link.peer().ok() ? link.epoch() : 0); });
+    numbers.insert(number.get_future().get());
+  }
+  EXPECT_EQ(numbers.size(), 3u);
+  EXPECT_FALSE(numbers.contains(0));
 }
 
 TEST(LinkSet, StopLeavesNoJobBehind) {
