@@ -281,6 +281,12 @@ void PageLease::reset() noexcept {
   core_.reset();
 }
 
+// Without the mutex: the view of a table does not change.
+std::span<const PageId> PageLease::pages() const noexcept {
+  if (table_ == nullptr) return {};
+  return table_->view.pages;
+}
+
 Result<PagePool> PagePool::adopt(const PageLayout& layout, void* memory) {
   if (memory == nullptr)
     return invalid_argument("page pool: the memory is null; pass layout.pool_bytes() bytes");

@@ -34,7 +34,7 @@ struct PoolTable {
   RequestId request = 0;
   std::vector<std::shared_ptr<PrefixBlock>> blocks;
   std::vector<PageId> own;  // pages of no prefix block
-  BlockTable view;
+  BlockTable view;          // as admitted; does not change
   std::uint32_t leases = 0;
   bool released = false;
 };

@@ -98,19 +98,18 @@ Result<> ReceiverCore::expect(const Expectation& expectation) {
 }
 
 Result<ReceiverCore::IncomingPtr> ReceiverCore::make_incoming(const Expectation& expectation) {
-  CROSSDOCK_TRY(table, pool_.table(expectation.request));
-  if (expectation.first_page > table.pages.size())
+  CROSSDOCK_TRY(lease, pool_.lease(expectation.request));
+  const auto pages = lease.pages();
+  if (expectation.first_page > pages.size())
     return invalid_argument(fmt::format("request {}: first_page = {} is past its {} pages",
-                                        expectation.request, expectation.first_page,
-                                        table.pages.size()));
+                                        expectation.request, expectation.first_page, pages.size()));
   auto in = std::make_shared<Incoming>();
   in->request = expectation.request;
   in->first_page = expectation.first_page;
   in->sender_tp = static_cast<std::uint32_t>(expectation.senders.size());
   in->expires = in->next_step = expectation.deadline;
-  in->pages.assign(table.pages.begin() + expectation.first_page, table.pages.end());
+  in->pages.assign(pages.begin() + expectation.first_page, pages.end());
   CROSSDOCK_CHECK_OK(add_sources(expectation, *in));
-  CROSSDOCK_TRY(lease, pool_.lease(expectation.request));
   in->lease = std::move(lease);
   return in;
 }

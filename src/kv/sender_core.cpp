@@ -105,8 +105,8 @@ Result<> SenderCore::push(RequestId request, std::uint32_t layer,
   if (layer >= pool_.layout().shape().num_layers)
     return invalid_argument(fmt::format("push of request {}: layer {} of a model with {} layers",
                                         request, layer, pool_.layout().shape().num_layers));
-  CROSSDOCK_TRY(table, pool_.table(request));
-  const auto num_pages = static_cast<std::uint32_t>(table.pages.size());
+  CROSSDOCK_TRY(lease, pool_.lease(request));
+  const auto num_pages = static_cast<std::uint32_t>(lease.pages().size());
   const auto [first, count] = range.value_or(std::pair{0u, num_pages});
   if (count == 0 || first >= num_pages || count > num_pages - first)
     return invalid_argument(fmt::format("push of request {}: pages [{}, +{}) of its {}", request,
@@ -116,17 +116,9 @@ Result<> SenderCore::push(RequestId request, std::uint32_t layer,
     if (stopped_) return make_error(Code::kClosed, "the KV sender is closed");
     const OutgoingPtr out = find_or_make(request);
     if (out->error) return *out->error;
+    CROSSDOCK_CHECK_OK(take_table(*out, std::move(lease)));
     if (out->finished)
       return invalid_argument(fmt::format("push of request {} after its finish()", request));
-    if (!out->has_table) {
-      CROSSDOCK_TRY(lease, pool_.lease(request));
-      out->lease = std::move(lease);
-      out->pages = std::move(table.pages);
-      out->has_table = true;
-      out->pushed.reset(pool_.layout().shape().num_layers, num_pages);
-      out->tickets_due = Deadline::in(options_.ticket_timeout);
-      clock_wake_.notify_one();
-    }
     std::uint32_t repeated = 0;
     if (!out->pushed.add({layer, first, count}, repeated))
       return invalid_argument(

@@ -163,6 +163,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
 
   // These run with the mutex held.
   OutgoingPtr find_or_make(RequestId request);
+  Result<> take_table(Outgoing& out, PageLease lease);
   void undo_make(const OutgoingPtr& out, const OutgoingPtr& before);
   void fail(const OutgoingPtr& out, Error error, Effects& effects);
   void settle(const OutgoingPtr& out, Effects& effects);

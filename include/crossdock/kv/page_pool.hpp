@@ -78,6 +78,8 @@ class CROSSDOCK_API PageLease {
   ~PageLease() { reset(); }
   void reset() noexcept;
   [[nodiscard]] bool held() const noexcept { return table_ != nullptr; }
+  // Those of the table it was taken on; none when it is not held.
+  [[nodiscard]] std::span<const PageId> pages() const noexcept;
 
  private:
   friend class PagePool;

@@ -73,8 +73,9 @@ class CROSSDOCK_API KvSender {
 
   // `layer` of all pages of the request's block table is computed and will not change until the
   // request is done. kCancelled (with the reason) when the request was aborted, by either side;
-  // kNotFound when it has no block table; kInvalidArgument for a bad layer, after finish(), and for
-  // pages of this layer that were pushed before: the receiver may use them for something else.
+  // kNotFound when it has no block table; kInvalidArgument for a bad layer, after finish(), for
+  // pages of this layer that were pushed before (the receiver may use them for something else), and
+  // when the id was admitted again while the request of its earlier table goes on.
   Result<> push(RequestId request, std::uint32_t layer);
   // The same for the request's pages [first_page, first_page + num_pages), for chunked prefill.
   Result<> push(RequestId request, std::uint32_t layer, std::uint32_t first_page,

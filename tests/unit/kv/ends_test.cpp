@@ -161,6 +161,23 @@ TEST(HandoverEnds, APageIsPushedOnce) {
   EXPECT_TRUE(all_are(decode.pool, 0x5a));
 }
 
+// Pages may be given back at any time, and the id may be admitted again at once.
+TEST(HandoverEnds, APushIsRefusedWhileAnEarlierTableOfItsIdIsInUse) {
+  KvCluster cluster({});
+  auto& prefill = *cluster.prefill[0];
+  ASSERT_TRUE(prefill.pool.admit({.request = 1, .num_pages = 2}).ok());
+  ASSERT_TRUE(prefill.sender.push(1, 0).ok());
+  ASSERT_TRUE(prefill.pool.release(1).ok());
+  ASSERT_TRUE(prefill.pool.admit({.request = 1, .num_pages = 62}).ok());
+  for (const auto& refused : {prefill.sender.push(1, 2), prefill.sender.push(1, 1, 0, 2)}) {
+    ASSERT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_THAT(refused.error().message, HasSubstr("admitted again"));
+  }
+  prefill.sender.abort(1, "its first use ends");
+  EXPECT_EQ(prefill.sender.wait(1, soon()).code(), Code::kCancelled);
+  EXPECT_EQ(prefill.pool.stats().quarantined, 0u);
+}
+
 // --- tickets that lead nowhere ---
 
 TEST(HandoverEnds, RefusedTicketsLeaveNothingBehind) {
