@@ -59,7 +59,7 @@ struct Incoming {
   Phase phase = Phase::kReceiving;
   std::uint32_t sender_tp = 0;
   std::uint32_t first_page = 0;
-  std::vector<PageId> pages;  // those to arrive
+  std::vector<PageId> pages;  // those to arrive, until it is done
   std::vector<Source> sources;
   std::vector<std::uint32_t> missing;  // by layer, over all sources
   std::uint32_t layers_left = 0;

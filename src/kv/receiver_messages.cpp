@@ -274,8 +274,10 @@ void ReceiverCore::finish(const IncomingPtr& in, Effects& effects) {
     effects.done.emplace_back(in->request, in->error ? Result<>(*in->error) : Result<>());
   in->phase = Phase::kDone;
   keeper_->end(in->kept);
+  // The outcome is kept for long; what it took is not. (`= {}` would keep the vectors' memory.)
+  in->pages = std::vector<PageId>();
   for (Source& source : in->sources)
-    source.arrived = {};
+    source.arrived = std::vector<bool>();
   history_.push_back(in);
   if (history_.size() > kHistory) {
     const auto found = requests_.find(history_.front()->request);

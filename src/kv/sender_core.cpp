@@ -273,7 +273,13 @@ void SenderCore::retire(const OutgoingPtr& out, Effects& effects) {
   out->lease.reset();
   out->pushes.clear();
   out->pushed = {};
-  out->pages = {};
+  // The outcome is kept for long; what it took is not. (`= {}` would keep the vectors' memory.)
+  out->pages = std::vector<PageId>();
+  for (const auto& [rank, to] : out->destinations) {
+    to->pages = std::vector<PageId>();
+    if (to->peer) effects.let_go.push_back(std::move(*to->peer));
+    to->peer.reset();
+  }
   effects.done.emplace_back(out->request, out->error ? Result<>(*out->error) : Result<>());
   active_.erase(std::remove(active_.begin(), active_.end(), out), active_.end());
   history_.push_back(out);

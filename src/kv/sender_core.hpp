@@ -53,12 +53,13 @@ class PushedPages {
   std::vector<bool> pushed_;  // [layer][page]
 };
 
-// One receiver that asked for the request. Its table and `peer` do not change once `complete`.
+// One receiver that asked for the request. Its table and `peer` do not change from `complete` until
+// the request is over.
 struct Destination {
   explicit Destination(const PageLayout& receiver_layout) : layout(receiver_layout) {}
   std::string peer_name;
   std::uint64_t instance = 0;
-  std::optional<transfer::Peer> peer;
+  std::optional<transfer::Peer> peer;  // until the request is over
   std::uint64_t ticket = 0;
   PageLayout layout;
   HeadRange heads;
@@ -131,6 +132,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
     std::vector<transfer::Transfer> cancel;
     std::vector<std::pair<RequestId, Result<>>> done;
     std::vector<RequestId> asked;
+    std::vector<transfer::Peer> let_go;  // to be destroyed, as all peers are, without the mutex
   };
 
   void on_message(const transfer::Message& message);

@@ -154,7 +154,9 @@ Result<> SenderCore::submit(const Work& work) {
                          token = work.token](const transfer::Status& status) {
     if (const auto core = weak.lock()) core->on_transfer(out, to, token, status);
   };
-  CROSSDOCK_TRY(transfer, engine_.submit(*work.to->peer, batch, std::move(options)));
+  // By value: the transfer, and with it the request, may be over before submit() returns.
+  const transfer::Peer peer = *work.to->peer;
+  CROSSDOCK_TRY(transfer, engine_.submit(peer, batch, std::move(options)));
   bool cancel = false;
   {
     const Lock lock(mutex_);
