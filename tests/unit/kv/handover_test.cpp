@@ -238,7 +238,7 @@ TEST(HandoverAbort, ByTheReceiverInTheMiddle) {
   for (std::uint32_t layers_first = 0; layers_first < 3; ++layers_first) {
     KvCluster cluster(large());
     cluster.admit_and_expect(1, 128, soon());
-    for (std::uint32_t layer = 0; layer < 8; ++layer)
+    for (std::uint32_t layer = 0; layer < 7; ++layer)  // so that it is not over before
       ASSERT_TRUE(cluster.prefill[0]->sender.push(1, layer).ok());
     if (layers_first > 0) {
       ASSERT_TRUE(cluster.decode[0]->receiver.wait(1, layers_first - 1, soon()).ok());
