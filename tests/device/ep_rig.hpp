@@ -86,10 +86,10 @@ inline void put_tokens(const EpCase& c, const EpTokensIn& in, EpDispatchInput& t
 // Bugs that are planted in ep_mask by what it is told.
 enum class MaskBug { kNone, kNothingMadeUp, kNothingReleased };
 inline MaskBug g_mask_bug = MaskBug::kNone;
-inline void launch_mask_kernel(Ranks& ranks, EpMaskParams p) {
+inline void launch_mask_kernel(Ranks& ranks, EpMaskParams p, u32 stream = 0) {
   if (g_mask_bug == MaskBug::kNothingMadeUp) p.combine_blocks = 0;
   if (g_mask_bug == MaskBug::kNothingReleased) p.slots = 0;
-  ranks.launch(p.view.rank, {1, kWarpSize, 0, "ep_mask", true},
+  ranks.launch(p.view.rank, {1, kWarpSize, 0, "ep_mask", true, stream},
                kernel::ep_mask<EpMaskConfig{kWarpSize}>, p);
 }
 
@@ -126,8 +126,8 @@ class EpRig {
       }
     }
   }
-  // In the order of the rank's stream.
-  void launch_mask(u32 rank, u32 set, u32 clear) {
+  // In the order of a stream of the rank; all else is in stream 0.
+  void launch_mask(u32 rank, u32 set, u32 clear, u32 stream = 0) {
     EpMaskParams p{};
     p.mask = masks_[rank];
     p.set = set;
@@ -136,7 +136,7 @@ class EpRig {
     p.areas = areas_;
     p.state = state_[rank];
     p.combine_blocks = case_.blocks_of(rank);
-    launch_mask_kernel(ranks_, p);
+    launch_mask_kernel(ranks_, p, stream);
   }
   // From now on a rank that does not come is masked.
   void mask_late() {

@@ -136,6 +136,7 @@ class Ranks {
     u32 shared_bytes = 0;
     const char* name = "kernel";
     bool overlap = false;
+    u32 stream = 0;  // of the rank; what is in different ones runs side by side
   };
   template <class Params>
   void launch(u32 rank, const Shape& shape, void (*kernel)(const Params&), const Params& params) {
@@ -146,6 +147,7 @@ class Ranks {
     config.shared_bytes = shape.shared_bytes;
     config.name = shape.name;
     config.overlap = shape.overlap;
+    config.stream = static_cast<int>(shape.stream);
     auto done = twin_->launch(config, kernel, params);
     if (!done.ok()) ADD_FAILURE() << done.error().describe();
   }

@@ -35,17 +35,20 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
     ep_mask(CROSSDOCK_PARAMS(EpMaskParams, p)) {
   ptx::grid_dependency_wait();
   const u32 lane = lane_index();
-  const u32 before = ptx::ld_relaxed_gpu(&p.mask->ranks);
+  const u32 seen = lane == 0 ? ptx::ld_relaxed_gpu(&p.mask->ranks) : 0;
+  const u32 before = ptx::shuffle(kFullMask, seen, 0);
   const u32 after = (before & ~p.clear) | p.set;
   const u32 back = before & ~after;
-  ptx::sync_warp(kFullMask);
   if (p.told != nullptr && lane < p.view.world)
     ptx::st_weak(p.told + lane, is_masked(after, lane) ? 1 : 0);
   if (lane < p.view.world && is_masked(back, lane)) ep_make_up(p, lane);
   if (lane < p.slots && back != 0) ptx::st_weak(&p.small[lane]->released.value, 0u);
+  // Bit by bit: a launch in another stream may mask a rank at this moment. Only those are let in
+  // that have been made up for.
   if (lane != 0 || after == before) return;
-  ptx::st_relaxed_gpu(&p.mask->ranks, after);
-  ptx::st_relaxed_gpu(&p.mask->late, ptx::ld_relaxed_gpu(&p.mask->late) & after);
+  ptx::red_or_relaxed_gpu(&p.mask->ranks, after & ~before);
+  ptx::red_and_relaxed_gpu(&p.mask->late, ~back);
+  ptx::red_and_relaxed_gpu(&p.mask->ranks, ~back);
 }
 
 }  // namespace kernel

@@ -57,6 +57,7 @@ namespace crossdock::device::ptx {
   CROSSDOCK_PTX_RED (red_add_release_##scope,  u64, "l", "release." #scope ".global.add.u64", kAdd, kRelease, kscope)       \
   CROSSDOCK_PTX_RED (red_or_relaxed_##scope,   u32, "r", "relaxed." #scope ".global.or.b32",  kOr,  kRelaxed, kscope)       \
   CROSSDOCK_PTX_RED (red_or_release_##scope,   u32, "r", "release." #scope ".global.or.b32",  kOr,  kRelease, kscope)       \
+  CROSSDOCK_PTX_RED (red_and_relaxed_##scope,  u32, "r", "relaxed." #scope ".global.and.b32", kAnd, kRelaxed, kscope)       \
   CROSSDOCK_PTX_RED (red_max_relaxed_##scope,  u32, "r", "relaxed." #scope ".global.max.u32", kMax, kRelaxed, kscope)       \
   CROSSDOCK_PTX_ATOM(atom_add_relaxed_##scope, u32, "r", "relaxed." #scope ".global.add.u32", kAdd, kRelaxed, kscope)       \
   CROSSDOCK_PTX_ATOM(atom_add_relaxed_##scope, u64, "l", "relaxed." #scope ".global.add.u64", kAdd, kRelaxed, kscope)       \
