@@ -19,6 +19,18 @@ EpCase beside_case(u32 world) {
           .fixed = true};
 }
 
+// In a stream of a rank: until all these flags of two sources have come. One thread.
+struct FlagGateParams {
+  const u32* flags;
+  u32 count;
+  u32 epoch;
+};
+void flag_gate(const FlagGateParams& p) {
+  for (u32 i = 0; thread_index() == 0 && i < p.count; ++i)
+    while (ptx::ld_acquire_sys(p.flags + i) != p.epoch)
+      ptx::spin("flag gate");
+}
+
 TEST(EpMaskBeside, RanksMaskedSideBySideAreBothMasked) {
   EpRig rig(beside_case(4));
   for (u32 seed = 1; seed <= 4 * kEpSeeds; ++seed) {
@@ -34,6 +46,65 @@ TEST(EpMaskBeside, RanksMaskedSideBySideAreBothMasked) {
     ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
     ASSERT_EQ(rig.mask(0).ranks, 10u) << "seed " << seed;
     ASSERT_EQ(rig.mask(0).late, 2u) << "seed " << seed;
+  }
+}
+
+// Rank 1 is masked at rank 0 at any moment of a dispatch. Whatever is decided, ends, selections and
+// what the host is told agree about it.
+TEST(EpMaskBeside, ADispatchDecidesOnceWhoHasCome) {
+  EpCase c = beside_case(3);
+  c.experts = 40 * c.world;
+  EpRig rig(c);
+  rig.mask_late();
+  for (u32 seed = 1; seed <= 4 * kEpSeeds; ++seed) {
+    rig.reset();
+    const EpInputs all(c, seed);
+    rig.load(all, 0);
+    // When the last rows have come, and a little later.
+    const EpDispatchParams& p = rig.params(0, 0);
+    const u32* flags = rig.ranks().window<u32>(0, p.areas.block_flags) + p.areas.most_blocks;
+    rig.ranks().launch(0, {1, 32, 0, "gate", false, 1}, flag_gate,
+                       FlagGateParams{flags, 2 * p.areas.most_blocks, 1});
+    for (u32 i = 0; i < seed % 8; ++i)
+      rig.launch_mask(0, 0, 0, 1);  // nothing but time
+    rig.launch_mask(0, 2, 2, 1);
+    rig.launch_all<kPlain>(0);
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(fault_schedule(seed)));
+    const EpDispatchResult& result = rig.params(0, 0).result;
+    const bool came = result.source_ends[1] != c.max_tokens;
+    const EpInputs seen = came ? all : all.without(1);
+    const EpReference reference(c, seen);
+    ASSERT_NO_FATAL_FAILURE(reference.check(0, rig.delivered(0, 0)))
+        << "seed " << seed << (came ? " came" : " left out");
+    ASSERT_EQ(word_value(*result.host_rows), reference.rows_at(0)) << "seed " << seed;
+  }
+}
+
+// Rank 0 tells where its rows end, and a block of it that the others wait for does not come. The
+// host is told how many rows there are without it.
+TEST(EpMaskBeside, TheHostIsNotToldOfRowsThatDoNotCount) {
+  for (const u32 tokens : {12u, 70u}) {
+    EpCase c = beside_case(3);
+    c.max_tokens = tokens;
+    c.blocks = {2, 3, 3};
+    EpRig rig(c);
+    rig.mask_late();
+    for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
+      rig.reset();
+      const EpInputs all(c, seed);
+      rig.load(all, 0);
+      for (u32 rank = 1; rank < c.world; ++rank)
+        rig.params(rank, 0).source_blocks[0] = 3;
+      rig.launch_all<kPlain>(0);
+      ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(fault_schedule(seed)));
+      for (u32 rank = 0; rank < c.world; ++rank) {
+        const EpInputs seen = rank == 0 ? all : all.without(0);
+        const EpReference reference(c, seen);
+        ASSERT_NO_FATAL_FAILURE(reference.check(rank, rig.delivered(rank, 0))) << "seed " << seed;
+        const u64 told = *rig.params(rank, 0).result.host_rows;
+        ASSERT_EQ(word_value(told), reference.rows_at(rank)) << "seed " << seed << " rank " << rank;
+      }
+    }
   }
 }
 

@@ -17,8 +17,19 @@ CROSSDOCK_DEVICE bool ep_same_routing(const Block& b, u32 source, u32 end, bool 
   raise_fault(b.p.common, {Phase::kReuse, source, expected}, end, 0);
   return false;
 }
-// By a warp of block 0: where the rows of each source end, for the caller and the host. False when
-// the rank aborts; the lanes agree.
+// By a warp: how many rows there are, to the host. `rows`: where those of the lane's source end.
+template <class Block>
+CROSSDOCK_DEVICE void ep_tell_rows(const Block& b, u32 rows) {
+  const u32 lane = lane_index();
+  // Where the last end, or with gaps between the sources all that they have.
+  u32 all = ptx::shuffle(kFullMask, rows, b.world() - 1);
+  if (b.fixed()) all = ptx::reduce_add(kFullMask, lane < b.world() ? rows - lane * b.p.stride : 0);
+  if (lane == 0 && b.p.result.host_rows != nullptr)
+    put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, all);
+}
+// By a warp of block 0: where the rows of each source end, for the caller and the host; with late
+// masks the host is told when it is known who has come. False when the rank aborts; the lanes
+// agree.
 template <class Block>
 CROSSDOCK_DEVICE bool ep_take_ends(const Block& b) {
   const u32 lane = lane_index();
@@ -37,11 +48,7 @@ CROSSDOCK_DEVICE bool ep_take_ends(const Block& b) {
     if (got) ptx::st_weak(b.p.result.source_ends + lane, rows);
   }
   if (ptx::any(kFullMask, !got)) return false;
-  // All rows: where the last end, or with gaps between the sources all that they have.
-  u32 all = ptx::shuffle(kFullMask, rows, b.world() - 1);
-  if (b.fixed()) all = ptx::reduce_add(kFullMask, lane < b.world() ? rows - lane * b.p.stride : 0);
-  if (lane == 0 && b.p.result.host_rows != nullptr)
-    put_epoch_word(b.p.result.host_rows, b.p.result.host_ticket, all);
+  if (!b.p.masking.late) ep_tell_rows(b, rows);
   return true;
 }
 
@@ -68,19 +75,33 @@ struct EpDispatchFinish {
     if (!(b.fixed() ? wait_flags(warp == 0) : wait_rows(warp == 0))) return;
     if (!b.p.masking.late) take_experts();
   }
-  // With late masks: after run() and a barrier, which has told everybody whose rows did not come.
+  // With late masks: after run(), when `masked` is what has been decided for all.
   CROSSDOCK_DEVICE void run_late() const {
-    if (warp_index() == 0 && lane_index() < b.world() && !comes(lane_index()))
-      ptx::st_weak(b.p.result.source_ends + lane_index(), lane_index() * b.p.stride);
+    if (warp_index() == 0) drop_rows();
     take_experts();
   }
 
  private:
+  // By a warp: those of sources that have not come.
+  CROSSDOCK_DEVICE void drop_rows() const {
+    const u32 lane = lane_index();
+    u32 rows = lane * b.p.stride;
+    if (lane < b.world()) {
+      u32* end = b.p.result.source_ends + lane;
+      if (b.talks_to(lane)) {
+        rows = ptx::ld_weak(end);
+      } else {
+        ptx::st_weak(end, rows);
+      }
+    }
+    ep_tell_rows(b, rows);
+  }
   CROSSDOCK_DEVICE void take_experts() const {
     CROSSDOCK_NO_UNROLL
     for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
       take_expert(i);
   }
+  // Whether it is still worth waiting for.
   CROSSDOCK_DEVICE bool comes(u32 source) const {
     return !b.p.masking.late || !is_masked(masked_ranks(b.p.masking), source);
   }
@@ -138,7 +159,7 @@ struct EpDispatchFinish {
     u32 selections = 0;
     CROSSDOCK_NO_UNROLL
     for (u32 source = 0; source < b.world(); ++source) {
-      if (!b.talks_to(source) || !comes(source)) continue;
+      if (!b.talks_to(source)) continue;
       const u64* words = b.block_experts(source) + expert;
       const u32 blocks = b.p.source_blocks[source];
       for (u32 first = 0; first < blocks; first += kEpBatch) {

@@ -68,7 +68,13 @@ CROSSDOCK_DEVICE bool ep_run_dispatch(EpDispatchBlock<kConfig>& block) {
   ptx::sync_warp(kFullMask);
   if (done && dispatches && block_index() == 0) finish.run();
   if (!p.masking.late || !done || block_index() != 0) return done;
-  if (!all.any(aborted(p.common)) && dispatches) finish.run_late();
+  // All waits have ended. Who has come is asked once, since the mask may change at any moment.
+  const bool gone = all.any(aborted(p.common));
+  u32* decided = epoch;  // all have read that
+  if (all.leader()) *decided = masked_ranks(p.masking);
+  all.sync();
+  block.masked |= *decided;
+  if (!gone && dispatches) finish.run_late();
   return done;
 }
 

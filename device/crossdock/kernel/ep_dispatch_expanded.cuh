@@ -26,15 +26,13 @@
 
 namespace crossdock::device {
 
-// By all threads of block 0, when all rows are here: of which sources. All blocks of this rank have
-// ended, so nobody is added to the mask any more.
+// By all threads of block 0, when all rows are here: of which sources, as the dispatch has decided.
 template <class Block>
 CROSSDOCK_DEVICE void ep_decide(const EpExpandedDispatchParams& p, const Block& b) {
   ThreadGroup::block().sync();  // what each warp has acquired is for all
   if (thread_index() != 0) return;
-  const u32 masked = b.p.masking.late ? masked_ranks(b.p.masking) : b.masked;
   ep_put_copy_word(p.words + EpCopyWords::of(EpCopyWord::kDecided), b.epoch,
-                   (kFullMask >> (kWarpSize - b.world())) & ~masked);
+                   (kFullMask >> (kWarpSize - b.world())) & ~b.masked);
 }
 
 namespace kernel {

@@ -151,6 +151,7 @@ struct EpDispatchResult {
   u32* sent_ends;      // [world]: the end of this rank's rows at each destination
   u32* expert_counts;  // [local experts]: selections, not padded
   u64* host_rows;      // pinned, may be null: {ticket, rows} as an epoch word, before the rows come
+                       // (with late masks: at the end)
   u64* host_experts;   // pinned, may be null: [local experts] {ticket, selections}
   u32 host_ticket;
 };

@@ -125,7 +125,8 @@ class CROSSDOCK_API Handle {
   // that combine copies the experts' output back.
   [[nodiscard]] bool copied() const noexcept;
   // How many rows arrive. Known long before they are there, so outputs of the exact size can be
-  // made while they travel. Polls memory; not for captured calls, whose launches come later.
+  // made while they travel; with Options::mask_late when the dispatch has ended, since until then a
+  // rank may be left out. Polls memory; not for captured calls, whose launches come later.
   Result<std::uint32_t> rows(Deadline deadline) const;
   // Choices of each expert of this rank, when all rows are there. As rows().
   Result<std::vector<std::uint32_t>> expert_counts(Deadline deadline) const;
