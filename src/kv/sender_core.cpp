@@ -254,7 +254,11 @@ void SenderCore::settle(const OutgoingPtr& out, Effects& effects) {
           const Destination& to = *entry.second;
           return to.complete && to.next_push == out->pushes.size() && to.inflight.empty();
         });
-    if (out->finished && all_asked(*out) && all_sent) retire(out, effects);
+    // Receivers that have everything and are gone wait for no finish().
+    const bool all_gone = std::all_of(
+        out->destinations.begin(), out->destinations.end(),
+        [&](const auto& entry) { return entry.second->told && all_taken(*entry.second); });
+    if ((out->finished || all_gone) && all_asked(*out) && all_sent) retire(out, effects);
     return;
   }
   bool quiet = true;
@@ -316,6 +320,12 @@ bool SenderCore::all_asked(const Outgoing& out) {
   return out.num_destinations && out.destinations.size() == *out.num_destinations &&
          std::all_of(out.destinations.begin(), out.destinations.end(),
                      [](const auto& entry) { return entry.second->complete && entry.second->go; });
+}
+
+// All that the receiver asked for has arrived or is in a transfer; a page is pushed once.
+bool SenderCore::all_taken(const Destination& to) const {
+  const std::uint64_t layers = pool_.layout().shape().num_layers;
+  return to.complete && to.go && to.pages_taken == layers * to.pages.size();
 }
 
 std::optional<Deadline> SenderCore::due_time(const Outgoing& out) const {

@@ -68,11 +68,12 @@ struct Destination {
   std::vector<PageId> pages;
   std::uint32_t total_pages = 0;
   Deadline expires = Deadline::now();
-  bool complete = false;      // all chunks of the ticket are here
-  bool go = false;            // the receiver lets this sender write over `peer`
-  std::uint64_t epoch = 0;    // of `peer`, as its link counts
-  bool told = false;          // Stopped was sent, or the receiver died
-  std::size_t next_push = 0;  // pushes before it were taken
+  bool complete = false;          // all chunks of the ticket are here
+  bool go = false;                // the receiver lets this sender write over `peer`
+  std::uint64_t epoch = 0;        // of `peer`, as its link counts
+  bool told = false;              // Stopped was sent, or the receiver died
+  std::size_t next_push = 0;      // pushes before it were taken
+  std::uint64_t pages_taken = 0;  // by them, of all layers
   std::map<std::uint64_t, std::optional<transfer::Transfer>> inflight;  // by token
 };
 
@@ -177,6 +178,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   void clock();
   void tick(Deadline now, Effects& effects);
   static bool all_asked(const Outgoing& out);
+  bool all_taken(const Destination& to) const;
   std::optional<Deadline> due_time(const Outgoing& out) const;
   void run(Effects effects);
 

@@ -96,6 +96,7 @@ std::optional<SenderCore::Work> SenderCore::work_for(const OutgoingPtr& out,
   while (to->complete && to->go && to->next_push < out->pushes.size() &&
          work.pushes.size() < most) {
     const Push push = clip(out->pushes[to->next_push++], *to);
+    to->pages_taken += push.num_pages;
     if (push.num_pages > 0) work.pushes.push_back(push);
   }
   if (work.pushes.empty()) return std::nullopt;

@@ -444,5 +444,42 @@ TEST(HandoverEnd, AReceiverThatDiesBeforeItsTicketIsAcceptedFailsTheRequest) {
   EXPECT_TRUE(prefill.pool.admit({.request = 3, .num_pages = 64}, soon()).ok());
 }
 
+// Decode may close as soon as it has every page: before the sender hears that the last transfer was
+// taken, or before finish().
+TEST(HandoverEnd, AReceiverThatClosesWithEverythingLosesNothing) {
+  KvCluster cluster{KvClusterOptions()};
+  auto& prefill = *cluster.prefill[0];
+  // Told of losses after the sender's mailbox: they are told in the order of their names.
+  auto after = prefill.engine.mailbox("kv.sender.after").value();
+  cluster.admit_and_expect(1, 8, soon());
+  for (std::uint32_t layer = 0; layer < 3; ++layer) {
+    cluster.fill(1, layer);
+    ASSERT_TRUE(prefill.sender.push(1, layer).ok());
+  }
+  ASSERT_TRUE(cluster.decode[0]->receiver.wait(1, soon()).ok());
+  EXPECT_FALSE(KvCluster::mismatch(*cluster.decode[0], 1));
+  ASSERT_TRUE(cluster.decode[0]->receiver.close(soon()).ok());
+  ASSERT_TRUE(cluster.decode[0]->engine.close(soon()).ok());
+  ASSERT_EQ(after.receive(soon()).value().kind, transfer::Message::Kind::kPeerLost);
+  EXPECT_TRUE(prefill.sender.finish(1).ok());
+  const auto sent = prefill.sender.wait(1, soon());
+  EXPECT_TRUE(sent.ok()) << sent.error().describe();
+}
+
+// One page of the last layer is missing.
+TEST(HandoverEnd, AReceiverThatClosesBeforeItHasEverythingIsLost) {
+  KvCluster cluster{KvClusterOptions()};
+  auto& prefill = *cluster.prefill[0];
+  cluster.admit_and_expect(1, 8, soon());
+  for (std::uint32_t layer = 0; layer < 3; ++layer)
+    ASSERT_TRUE(prefill.sender.push(1, layer, 0, layer == 2 ? 7 : 8).ok());
+  for (std::uint32_t layer = 0; layer < 2; ++layer)
+    ASSERT_TRUE(cluster.decode[0]->receiver.wait(1, layer, soon()).ok());
+  ASSERT_TRUE(cluster.decode[0]->engine.close(soon()).ok());
+  const auto sent = prefill.sender.wait(1, soon());
+  EXPECT_EQ(sent.code(), Code::kPeerLost) << sent.error().describe();
+  EXPECT_THAT(sent.error().message, HasSubstr(cluster.decode[0]->engine.name()));
+}
+
 }  // namespace
 }  // namespace crossdock::kv
