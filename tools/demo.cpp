@@ -1,6 +1,7 @@
 // `crossdock demo`: shows the library at work. `demo pd` hands KV caches from a prefill process to
 // a decode process; `demo pd-worker` is what those processes run, and hidden. Main thread only.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdio>
 #include <fmt/format.h>
 #include <fstream>
@@ -57,6 +58,13 @@ Result<std::vector<pd::RunRecord>> run_all(const Options& options, const pd::Pla
   return runs;
 }
 
+// False after a problem.
+bool print(const Options& options, const pd::Plan& plan, const std::vector<pd::RunRecord>& runs) {
+  if (options.fault != "none") return pd::print_fault(options, runs.front());
+  (options.json ? pd::print_json : pd::print_report)(options, plan, runs);
+  return std::ranges::all_of(runs, [](const pd::RunRecord& run) { return run.problems.empty(); });
+}
+
 int demo_pd(const Options& given) {
   Options options = given;
   // With a fault, how long decode waits is what is shown; keep it short.
@@ -66,14 +74,11 @@ int demo_pd(const Options& given) {
   if (!plan.ok()) return report(plan.error());
   const auto runs = run_all(options, *plan);
   if (!runs.ok()) return report(runs.error());
+  const bool good = print(options, *plan, *runs);
   if (!options.timeline.empty())
     if (const auto written = pd::write_timeline(options.timeline, *plan, *runs); !written.ok())
       return report(written.error());
-  if (options.fault != "none") return pd::print_fault(options, runs->front()) ? kDone : kFailed;
-  (options.json ? pd::print_json : pd::print_report)(options, *plan, *runs);
-  for (const pd::RunRecord& run : *runs)
-    if (!run.problems.empty()) return kFailed;
-  return kDone;
+  return good ? kDone : kFailed;
 }
 
 int demo_pd_worker(const Options& options) {

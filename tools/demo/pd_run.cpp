@@ -101,10 +101,11 @@ class Run {
     worker.channel().send(event);
   }
 
-  // Until both workers have sent their summary, or are gone.
+  // Until both workers have sent their summary, or are gone, or one has given up: the other would
+  // only wait for it.
   Result<> collect() {
     bool prefill_over = false, decode_over = false;
-    while (!prefill_over || !decode_over) {
+    while (!given_up_ && (!prefill_over || !decode_over)) {
       pollfd fds[] = {{prefill_over ? -1 : prefill_->channel().fd(), POLLIN, 0},
                       {decode_over ? -1 : decode_->channel().fd(), POLLIN, 0}};
       const int ready = ::poll(fds, 2, patience().remaining_ms());
@@ -129,6 +130,7 @@ class Run {
     }
     if (event->kind == Kind::kFatal) {
       record_.problems.push_back(fmt::format("{}: {}", role, event->text));
+      given_up_ = true;
       return false;
     }
     if (event->kind == Kind::kSummary) {
@@ -222,7 +224,7 @@ class Run {
   }
 
   void check_clean() {
-    if (fault_ != Fault::kNone) return;
+    if (fault_ != Fault::kNone || given_up_) return;
     for (const RequestRecord& request : record_.requests)
       if (request.verified_pages == 0 && request.error.empty())
         record_.problems.push_back(fmt::format("request {} was never verified", request.id));
@@ -236,6 +238,7 @@ class Run {
   Worker* decode_ = nullptr;
   std::size_t num_verified_ = 0;
   double gigabytes_ = 0;
+  bool given_up_ = false;
   const ProgressBar bar_;
 };
 

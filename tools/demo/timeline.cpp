@@ -78,12 +78,14 @@ void draw_request(std::string& out, const Scale& scale, const RequestRecord& r, 
 }
 
 void draw_axis(std::string& out, const Scale& scale, double height) {
+  // Ten ticks that differ, however short the run.
+  const int places = scale.ms(scale.end) < 1 ? 2 : scale.ms(scale.end) < 20 ? 1 : 0;
   for (int i = 0; i <= 10; ++i) {
     const std::uint64_t time = scale.begin + (scale.end - scale.begin) / 10 * i;
     out += fmt::format(
         "<path d='M{0:.1f} {1}V{2:.1f}' class='grid'/><text x='{0:.1f}' y='{3}' "
-        "class='tick'>{4:.0f} ms</text>\n",
-        scale.x(time), kTop - 8, height, kTop - 12, scale.ms(time));
+        "class='tick'>{4:.{5}f} ms</text>\n",
+        scale.x(time), kTop - 8, height, kTop - 12, scale.ms(time), places);
   }
 }
 
