@@ -24,6 +24,7 @@ using bench::TransferBench;
 using transfer::Op;
 
 constexpr std::uint32_t kOperations = 20'000;  // of a latency
+constexpr std::uint64_t kLatencyBytes = 4096;  // the larger of the two
 
 struct ChildOptions {
   std::string kind;
@@ -63,6 +64,9 @@ Case latency_case(const std::string& transport, const std::string& label, std::u
 // What the command line asks for.
 Result<Family> asked_for(const TransferBench& options) {
   Family family{options.transport, options.engine_memory, {}, {}};
+  if (options.bytes < kLatencyBytes)
+    return invalid_argument(fmt::format("--bytes {} must be at least {}, for the latency of 4 KiB",
+                                        options.bytes, kLatencyBytes));
   std::vector<std::string> blocks = options.blocks;
   if (blocks.empty()) blocks = {"64KiB", "256KiB", "1MiB", "4MiB"};
   for (const auto& label : blocks) {
@@ -74,7 +78,7 @@ Result<Family> asked_for(const TransferBench& options) {
     if (options.op != "write") family.cases.push_back(block_case(options, label, block, Op::kRead));
   }
   family.latencies = {latency_case(options.transport, "64 B", 64),
-                      latency_case(options.transport, "4 KiB", 4096)};
+                      latency_case(options.transport, "4 KiB", kLatencyBytes)};
   return family;
 }
 
@@ -174,21 +178,21 @@ Result<> measure_family(const TransferBench& options, const Family& family,
   return {};
 }
 
-// The same writes by the peer; read and 10-thread cases have no counterpart in its driver.
-Result<> measure_peer(const TransferBench& options, const std::vector<Family>& families,
-                      std::vector<Measurement>& results) {
+// What the peer can do as well; read and 10-thread cases have no counterpart in its driver.
+Result<std::vector<Case>> cases_of_peer(const TransferBench& options,
+                                        const std::vector<Family>& families) {
   std::vector<Case> writes;
+  if (options.vs.empty()) return writes;
   for (const auto& family : families)
     for (const auto& shape : family.cases)
       if (family.transport == "tcp" && shape.op == Op::kWrite && shape.threads == 1)
         writes.push_back(shape);
   if (writes.empty())
     return invalid_argument("--vs compares writes over tcp; add --transport tcp or --suite");
-  return bench::measure_mooncake(options, writes, results);
+  return writes;
 }
 
 Result<> measure(const TransferBench& options, std::vector<Measurement>& results) {
-  CROSSDOCK_TRY(ceilings, measure_ceilings(options, results));
   std::vector<Family> families;
   if (options.suite) {
     families = whole_suite(options);
@@ -196,9 +200,11 @@ Result<> measure(const TransferBench& options, std::vector<Measurement>& results
     CROSSDOCK_TRY(family, asked_for(options));
     families.push_back(std::move(family));
   }
+  CROSSDOCK_TRY(writes, cases_of_peer(options, families));
+  CROSSDOCK_TRY(ceilings, measure_ceilings(options, results));
   for (const auto& family : families)
     CROSSDOCK_CHECK_OK(measure_family(options, family, ceilings, results));
-  if (!options.vs.empty()) CROSSDOCK_CHECK_OK(measure_peer(options, families, results));
+  if (!writes.empty()) CROSSDOCK_CHECK_OK(bench::measure_mooncake(options, writes, results));
   if (!options.suite) return {};
   for (auto* what :
        {bench::measure_submission, bench::measure_registration, bench::measure_creation}) {
@@ -239,6 +245,10 @@ void add_transfer(CLI::App& group) {
   sub->add_flag("--suite", options->suite, "every figure of the README");
   sub->add_option("--vs", options->vs, "a peer to run the same writes, in the same run")
       ->check(CLI::IsMember({"mooncake"}));
+  sub->add_option("--vs-home", options->versus_home,
+                  "with --vs: the folder its Python environment is made in, once");
+  add_duration(*sub, "--vs-timeout", options->versus_timeout,
+               "with --vs: the longest that its installation, and each of its runs, may take");
   sub->add_flag("--json", options->json, "one JSON object instead of a table");
   sub->add_option("--role", options->role, "two hosts: target (prints its name) or initiator")
       ->check(CLI::IsMember({"target", "initiator"}));

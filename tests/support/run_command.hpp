@@ -20,14 +20,26 @@ struct CommandResult {
 };
 
 namespace detail {
-inline std::string read_back(FILE* file) {
+inline std::string text_of(FILE* file) {
   std::string text;
   char buffer[4096];
   std::rewind(file);
   for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;)
     text.append(buffer, n);
+  return text;
+}
+inline std::string read_back(FILE* file) {
+  std::string text = text_of(file);
   std::fclose(file);
   return text;
+}
+// As exec() wants them: of texts that live on, and null at the end.
+inline std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (auto& text : texts)
+    out.push_back(text.data());
+  out.push_back(nullptr);
+  return out;
 }
 }  // namespace detail
 
@@ -35,13 +47,6 @@ inline std::string read_back(FILE* file) {
 inline CommandResult run_command(std::vector<std::string> command,
                                  std::vector<std::string> environment = {}) {
   if (const char* path = std::getenv("PATH")) environment.push_back(std::string("PATH=") + path);
-  const auto pointers = [](std::vector<std::string>& texts) {
-    std::vector<char*> out;
-    for (auto& text : texts)
-      out.push_back(text.data());
-    out.push_back(nullptr);
-    return out;
-  };
   FILE* output = std::tmpfile();
   FILE* errors = std::tmpfile();
   if (output == nullptr || errors == nullptr) std::abort();
@@ -50,8 +55,9 @@ inline CommandResult run_command(std::vector<std::string> command,
   ::posix_spawn_file_actions_adddup2(&actions, ::fileno(output), STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, ::fileno(errors), STDERR_FILENO);
   pid_t pid = 0;
-  const int status = ::posix_spawn(&pid, command.front().c_str(), &actions, nullptr,
-                                   pointers(command).data(), pointers(environment).data());
+  const int status =
+      ::posix_spawn(&pid, command.front().c_str(), &actions, nullptr,
+                    detail::pointers(command).data(), detail::pointers(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
   CommandResult result;
   int ended = 0;

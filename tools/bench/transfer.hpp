@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,6 +31,8 @@ struct TransferBench {
   bool suite = false;         // every case of the README's table
   bool json = false;
   std::string vs;
+  std::string versus_home;  // folder of the peer's Python environment; empty: below .cache/
+  std::chrono::nanoseconds versus_timeout = std::chrono::minutes(2);  // of its install, of each run
   std::string role;  // two hosts: "target" or "initiator"
   std::string peer;
   std::string listen;

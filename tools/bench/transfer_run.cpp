@@ -182,8 +182,9 @@ Result<std::vector<Measurement>> Rig::throughput(std::span<const Case> cases, st
 Result<Measurement> Rig::latency(const Case& shape, std::uint32_t operations) {
   std::vector<double> us;
   us.reserve(operations);
+  const std::uint64_t slots = std::clamp<std::uint64_t>(impl_->bytes / shape.block_bytes, 1, 1024);
   for (std::uint32_t i = 0; i < operations + operations / 10; ++i) {
-    const std::uint64_t slot = (i * 977 % 1024) * shape.block_bytes;
+    const std::uint64_t slot = i * 977 % slots * shape.block_bytes;
     const Request request{shape.op, impl_->memory.data() + slot, impl_->remote + slot,
                           shape.block_bytes};
     const auto begin = base::now_ns();

@@ -2,13 +2,16 @@
 // wheel goes into a Python environment of its own below .cache/; nothing of it touches this
 // process.
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sys/wait.h>
 
+#include "base/strings.hpp"
 #include "bench/transfer.hpp"
 
 namespace crossdock::tools::bench {
@@ -20,16 +23,32 @@ using Json = nlohmann::ordered_json;
 const std::string kSource = CROSSDOCK_SOURCE_DIR;
 const std::string kPackage = "mooncake-transfer-engine-non-cuda";
 
+// A shell command with a limit: neither an index that does not answer nor an engine that hangs may
+// hold up the bench.
+std::string limited(const TransferBench& options, const std::string& command) {
+  return fmt::format("timeout -k 5 {:.3f} {}",
+                     std::chrono::duration<double>(options.versus_timeout).count(), command);
+}
+
 // The interpreter that has the wheel; installs it at first.
-Result<std::string> interpreter() {
-  const std::string home = kSource + "/.cache/mooncake";
+Result<std::string> interpreter(const TransferBench& options) {
+  const std::string home =
+      options.versus_home.empty() ? kSource + "/.cache/mooncake" : options.versus_home;
   const std::string python = home + "/bin/python3";
-  const std::string probe = fmt::format("'{}' -c 'import mooncake.engine' >/dev/null 2>&1", python);
+  const std::string probe =
+      limited(options, fmt::format("'{}' -c 'import mooncake.engine' >/dev/null 2>&1", python));
   if (fs::exists(python) && std::system(probe.c_str()) == 0) return python;
   std::fprintf(stderr, "installing %s into %s\n", kPackage.c_str(), home.c_str());
   const std::string install =
-      fmt::format("python3 -m venv '{0}' && '{0}/bin/pip' install --quiet {1} >&2", home, kPackage);
-  if (std::system(install.c_str()) != 0)
+      fmt::format("{} >&2 && {} >&2", limited(options, fmt::format("python3 -m venv '{}'", home)),
+                  limited(options, fmt::format("'{}/bin/pip' install --quiet {}", home, kPackage)));
+  const int status = std::system(install.c_str());
+  if (WIFEXITED(status) && (WEXITSTATUS(status) == 124 || WEXITSTATUS(status) == 128 + 9))
+    return make_error(Code::kDeadline,
+                      fmt::format("python3 -m venv and pip did not install {} in {}; --vs-timeout "
+                                  "is the limit",
+                                  kPackage, base::format_duration(options.versus_timeout)));
+  if (status != 0)
     return make_error(Code::kUnsupported,
                       fmt::format("cannot install {} with python3 -m venv and pip", kPackage));
   if (std::system(probe.c_str()) != 0)
@@ -50,9 +69,9 @@ Result<std::optional<Json>> run_case(const std::string& python, const Mode& mode
                                      std::uint64_t batch) {
   const Json what = {{"name", shape.name}, {"block", shape.block_bytes}, {"count", shape.count}};
   const std::string command = fmt::format(
-      "{} timeout 60 '{}' '{}/tools/bench/peer_mooncake.py' --bytes {} --repeat {} --batch {} "
-      "--case '{}' 2>/dev/null",
-      mode.environment, python, kSource, options.bytes, options.repeat, batch, what.dump());
+      "{} {} --bytes {} --repeat {} --batch {} --case '{}' 2>/dev/null", mode.environment,
+      limited(options, fmt::format("'{}' '{}/tools/bench/peer_mooncake.py'", python, kSource)),
+      options.bytes, options.repeat, batch, what.dump());
   FILE* output = ::popen(command.c_str(), "r");
   if (output == nullptr) return errno_error(errno, "start python3");
   std::optional<Json> result;
@@ -74,7 +93,8 @@ Result<> compare_case(const std::string& python, const Mode& mode, const Transfe
     CROSSDOCK_TRY(line, run_case(python, mode, options, shape, batch));
     Measurement m{.name = fmt::format("mooncake {}: {}{}", mode.name, shape.name,
                                       batch == 0 ? "" : fmt::format(", {} a batch", batch))};
-    m.refused = line ? line->value("error", "") : "no result within 60 s";
+    m.refused = line ? line->value("error", "")
+                     : "no result within " + base::format_duration(options.versus_timeout);
     if (line) {
       m.gb_per_s = line->value("gb_per_s", 0.0);
       m.cpu_s_per_gb = line->value("cpu_s_per_gb", 0.0);
@@ -90,7 +110,7 @@ Result<> compare_case(const std::string& python, const Mode& mode, const Transfe
 
 Result<> measure_mooncake(const TransferBench& options, const std::vector<Case>& cases,
                           std::vector<Measurement>& results) {
-  CROSSDOCK_TRY(python, interpreter());
+  CROSSDOCK_TRY(python, interpreter(options));
   for (const Mode& mode : {Mode{"tcp", ""}, Mode{"pooled", "MC_TCP_ENABLE_CONNECTION_POOL=1"}})
     for (const Case& shape : cases)
       CROSSDOCK_CHECK_OK(compare_case(python, mode, options, shape, results));
