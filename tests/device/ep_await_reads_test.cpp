@@ -32,20 +32,24 @@ void launch_await(EpSmallRig& rig, u32 rank) {
                      kernel::ep_await_reads<EpAwaitReadsConfig{kWarpSize}>, p);
 }
 
-void combine_again(EpSmallRig& rig, const std::vector<u8*>& outputs, u32 seed) {
+void combine_again(EpSmallRig& rig, const std::vector<u8*>& outputs, bool packets, u32 seed) {
   const EpCase& c = rig.of();
   const EpInputs inputs(c, seed);
   rig.load(inputs, 0);
-  rig.launch_all<kSmallPlain>(0);
-  for (u32 rank = 0; rank < c.world; ++rank)
+  for (u32 rank = 0; rank < c.world; ++rank) {
+    if (packets) rig.launch_packets<false>(rank, 0);
+    if (!packets) rig.launch<kSmallPlain>(rank, 0);
     for (u32 i = 0; i < kCombines; ++i) {
       if (writes(rank, i, seed)) {
         // The first time the dispatch has waited for the readers.
-        if (i != 0) launch_await(rig, rank);
+        if (i != 0 && !packets) launch_await(rig, rank);
         rig.launch_experts(rank, 0, i);
       }
-      rig.launch_combine(rank, 0, outputs[i * c.world + rank]);
+      u8* rows = outputs[i * c.world + rank];
+      if (packets) rig.launch_packet_combine(rank, 0, rows);
+      if (!packets) rig.launch_combine(rank, 0, rows);
     }
+  }
   ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
   for (u32 i = 0; i < kCombines; ++i)
     for (u32 rank = 0; rank < c.world; ++rank)
@@ -61,7 +65,7 @@ void combine_again(EpSmallRig& rig, const std::vector<u8*>& outputs, u32 seed) {
         }
 }
 
-TEST(EpAwaitReads, OneDispatchCombinedAgainInEveryWorld) {
+void every_world(bool packets) {
   for (const u32 world : {1u, 2u, 3u, 4u, 5u, 8u, 32u}) {
     EpSmallRig rig({.world = world,
                     .experts = 2 * world + 3,
@@ -78,9 +82,16 @@ TEST(EpAwaitReads, OneDispatchCombinedAgainInEveryWorld) {
           rig.ranks().local<u8>(i % world, u64{rig.of().max_tokens} * rig.of().combine_bytes + 16));
     for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
       SCOPED_TRACE("world " + std::to_string(world) + " seed " + std::to_string(seed));
-      ASSERT_NO_FATAL_FAILURE(combine_again(rig, outputs, seed));
+      ASSERT_NO_FATAL_FAILURE(combine_again(rig, outputs, packets, seed));
     }
   }
+}
+TEST(EpAwaitReads, OneDispatchCombinedAgainInEveryWorld) {
+  every_world(false);
+}
+// Rows in packets are sent by the rank that writes them, in the order of its stream.
+TEST(EpAwaitReads, InPacketsNothingHasToBeAwaited) {
+  every_world(true);
 }
 
 }  // namespace

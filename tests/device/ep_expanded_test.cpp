@@ -10,13 +10,13 @@ TEST(EpExpandedDispatch, EveryWorld) {
   for (const u32 world : kWorlds) {
     expand_under_seeds<kFlagged>({.world = world,
                                   .experts = 2 * world + 3,
-                                  .max_tokens = world > 8 ? 3u : 18u,
+                                  .max_tokens = world > 8   ? 1u
+                                                : world > 3 ? 5u
+                                                            : 18u,
                                   .row_bytes = 64,
-                                  .scale_bytes = 12},
-                                 {},
-                                 world > 8   ? 1
-                                 : world > 3 ? 3
-                                             : kEpSeeds);
+                                  .scale_bytes = 12,
+                                  .blocks = {world > 8 ? 1u : 2u}},
+                                 {.copy_blocks = world > 8 ? 1u : 2u});
     if (HasFatalFailure()) return;
   }
 }

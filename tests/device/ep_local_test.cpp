@@ -1,7 +1,7 @@
 // Kernels that work on what one rank has received, in the twin, in every world: lists by expert,
-// copies by place, sums by row, compressed rows, copies of planes. What has been received is made
-// here, so one rank of the world runs them; its peers read what combines before have left in its
-// window, and say so when they have.
+// copies by place, sums by row, compressed rows, copies of planes; and changes of masks. What has
+// been received is made here, so one rank of the world runs them; its peers read what combines
+// before have left in its window, and say so when they have.
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 
@@ -429,6 +429,58 @@ TEST(EpLocal, RowsAreCompressedInEveryWorld) {
       SCOPED_TRACE("world " + std::to_string(world) + " seed " + std::to_string(seed));
       ASSERT_NO_FATAL_FAILURE(
           pack(c, seed % world, seed, seed % 2 == 0 ? EpPayload::kFp8 : EpPayload::kLogFmt10));
+    }
+}
+
+// ---- masks --------------------------------------------------------------------------------------
+
+// What a mask becomes, who is told so, and what is made up for at those that are let in again.
+void change_mask(u32 world, u32 seed) {
+  SymmetricLayout window;
+  const EpAreas areas = add_ep(window, world, world, 1, true);
+  Ranks ranks(world, window);
+  const u32 rank = seed % world, all = kFullMask >> (kWarpSize - world);
+  auto* mask = ranks.local<EpMask>(rank, 1);
+  auto* told = ranks.local<i32>(rank, world);
+  auto* state = ranks.local<EpState>(rank, 1);
+  auto* slots = ranks.local<EpSmallState>(rank, 2);
+  const u32 before = mix(seed) & all & ~(1u << rank);
+  mask->ranks = before;
+  mask->late = before & mix(seed + 100);
+  state->combine.finished = 7 * seed;
+  slots[0].released.value = slots[1].released.value = 5;
+  EpMaskParams p{.mask = mask,
+                 .set = mix(seed + 200) & all & ~(1u << rank),
+                 .clear = seed % 4 == 0 ? 0 : mix(seed + 300) & all,
+                 .told = told,
+                 .view = ranks.view(rank),
+                 .areas = areas,
+                 .state = state,
+                 .combine_blocks = 3,
+                 .slots = 2,
+                 .small = {&slots[0], &slots[1]}};
+  const u32 after = (before & ~p.clear) | p.set, back = before & ~after;
+  launch_mask_kernel(ranks, p);
+  const u32 late = mask->late;
+  ASSERT_NO_FATAL_FAILURE(ranks.run_clean(schedule(seed)));
+  EXPECT_EQ(mask->ranks, after);
+  EXPECT_EQ(mask->late, after == before ? late : late & after);
+  EXPECT_EQ(slots[0].released.value, back != 0 ? 0u : 5u);
+  EXPECT_EQ(slots[1].released.value, slots[0].released.value);
+  for (u32 peer = 0; peer < world; ++peer) {
+    EXPECT_EQ(told[peer], static_cast<i32>(after >> peer & 1u)) << "rank " << peer;
+    for (u32 source = 0; source < world; ++source)
+      EXPECT_EQ(*ranks.window<u32>(peer, areas.pulled + source * sizeof(PaddedWord)),
+                source == rank && (back >> peer & 1u) != 0 ? 21 * seed : 0)
+          << "from rank " << source << " at rank " << peer;
+  }
+}
+TEST(EpLocal, MasksChangeInEveryWorld) {
+  for (const u32 world : kAllWorlds)
+    for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
+      SCOPED_TRACE("world " + std::to_string(world) + " seed " + std::to_string(seed));
+      ASSERT_NO_FATAL_FAILURE(change_mask(world, seed));
+      ASSERT_FALSE(HasFailure());
     }
 }
 

@@ -76,15 +76,15 @@ TEST(EpSmall, AllToOneExpertAllMaskedSkewedFewerExpertsThanRanks) {
 }
 
 TEST(EpSmall, RoundsWithCombineInEveryWorld) {
-  for (u32 world : {1u, 2u, 3u, 5u, 8u}) {
+  for (u32 world : {1u, 2u, 3u, 4u, 5u, 8u, 32u}) {
     SCOPED_TRACE(world);
     SmallRounds rounds({.world = world,
                         .experts = 2 * world + 3,
                         .top_k = 4,
-                        .max_tokens = 20,
-                        .combine_bytes = 208,
+                        .max_tokens = world > 8 ? 1u : 20u,
+                        .combine_bytes = world > 8 ? 16u : 208u,
                         .combine_weights = false,
-                        .blocks = {3, 2, 1}});
+                        .blocks = {world > 8 ? 1u : 3u, world > 8 ? 1u : 2u, 1}});
     for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
       ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(seed));
     }
