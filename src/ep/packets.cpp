@@ -77,6 +77,8 @@ Result<> Core::combine_packets(const Handle::State& h, const device::EpCombinePa
   p.state = c.state;
   p.masking = c.masking;
   p.rank_wait_ns = c.rank_wait_ns;
+  p.input_words = c.areas.inputs;
+  p.read_words = c.read_words;
   const u32 units = h.most_tokens * (device::ceil_div(p.row_words, device::kEpPartWords) + 1);
   p.send_blocks = c.tells ? blocks_for(units * window_.world) : 0;
   p.add_blocks = c.adds ? blocks_for(units) : 0;

@@ -134,6 +134,79 @@ TEST(EpPackets, RoundsWithCombineInEveryWorld) {
     }
 }
 
+// ---- after very many of them -------------------------------------------------------------------
+
+// Rounds in one slot, in packets or by flags, of dispatch, experts and combine.
+struct OneSlot {
+  const EpCase c{.world = 3,
+                 .experts = 9,
+                 .max_tokens = 5,
+                 .combine_bytes = 208,
+                 .combine_weights = false,
+                 .blocks = {2, 1},
+                 .fixed = true};
+  EpSmallRig rig{c};
+  u32 round = 0;
+
+  void run_and_check(u32 rounds, bool packets, u32 seed) {
+    const EpInputs inputs(c, seed);
+    rig.load(inputs, 0);
+    std::vector<u8*> outputs;
+    for (u32 i = 0; i < rounds; ++i)
+      for (u32 rank = 0; rank < c.world; ++rank) {
+        outputs.push_back(rig.ranks().local<u8>(rank, u64{c.max_tokens} * c.combine_bytes));
+        if (packets) rig.launch_packets<false>(rank, 0);
+        if (!packets) rig.launch<kSmallPlain>(rank, 0);
+        rig.launch_experts(rank, 0, round + i);
+        if (packets) rig.launch_packet_combine(rank, 0, outputs.back());
+        if (!packets) rig.launch_combine(rank, 0, outputs.back());
+      }
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(schedule(seed)));
+    for (u32 i = 0; i < rounds; ++i)
+      for (u32 rank = 0; rank < c.world; ++rank)
+        ASSERT_NO_FATAL_FAILURE(
+            EpReference(c, inputs).check_combined(rank, outputs[i * c.world + rank], round + i));
+    round += rounds;
+  }
+};
+
+// Words that announce rows have 16 bits of the epoch. Those that a combine by flags has left must
+// not be taken for those of the next one, when as many have travelled in packets since.
+TEST(EpPackets, AnnouncementsOfLongAgoAreNotTakenForNewOnes) {
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    OneSlot slot;
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(2, false, seed));
+    slot.rig.in_packets_so_far(2, 3 * kEpPacketsFollowEvery - 1);
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(3, true, seed));
+    slot.rig.in_packets_so_far(5, 1u << 16);
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(2, false, seed));
+  }
+}
+TEST(EpPackets, NowAndThenRanksTellWhatTheyHaveRead) {
+  for (const u32 epoch : {kEpPacketsFollowEvery, 1u << 31, 3u << 30}) {
+    SCOPED_TRACE(epoch);
+    OneSlot slot;
+    slot.rig.in_packets_so_far(0, epoch - 1);
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(2, true, 1));
+    for (u32 rank = 0; rank < slot.c.world; ++rank)
+      for (u32 source = 0; source < slot.c.world; ++source)
+        EXPECT_EQ(slot.rig.told_reads(rank, 0, source), epoch) << rank << " by " << source;
+  }
+}
+// Words of a dispatch have all 32 bits, and one that is ahead is a fault.
+TEST(EpPackets, WordsOfADispatchOfLongAgoAreNotAhead) {
+  for (const u32 since : {1u << 31, 3u << 30, ~0u << 20}) {
+    OneSlot slot;
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(2, false, 1));
+    slot.rig.in_packets_so_far(since, 2);
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(2, true, 2));
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(2, false, 3));
+  }
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
 TEST(EpPackets, AnIdOutOfRangeIsNamedAtItsRankAndItsRankAtAllOthers) {
   const EpCase c{.world = 4, .max_tokens = 6, .fixed = true};
   for (u32 seed = 1; seed <= kEpSeeds; ++seed) {

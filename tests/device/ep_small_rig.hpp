@@ -61,6 +61,13 @@ class EpSmallRig {
                     u64{0x8000} << 48);
       }
   }
+  // As if every rank had made so many dispatches and combines in packets since.
+  void in_packets_so_far(u32 dispatches, u32 combines) {
+    for (const State& state : state_) {
+      state.dispatch->dispatch.finished = dispatches;
+      state.combine->combine.finished = combines;
+    }
+  }
   // What `source` has told `rank` that it has read.
   [[nodiscard]] u32 told_reads(u32 rank, u32 slot, u32 source) {
     return ranks_.window<u32>(rank, areas_[slot].reads)[source];
@@ -153,6 +160,8 @@ class EpSmallRig {
     p.add_blocks = half != Half::kSend ? case_.blocks_of(rank + 1) : 0;
     p.state = c.state;
     p.masking = c.masking;
+    p.input_words = c.areas.inputs;
+    p.read_words = c.read_words;
     ranks_.launch(
         rank,
         {p.send_blocks + p.add_blocks, kPacketWarps * kWarpSize, 0, "ep_packet_combine", true},

@@ -120,7 +120,9 @@ struct EpSmallReceiver {
     }
     return Came::kAbort;
   }
-  // An epoch word of `source`. A later epoch in its place means that the ranks have run apart.
+  // An epoch word of `source`. A later epoch in its place means that the ranks have run apart. How
+  // old it may be is not bounded, since dispatches in packets write none.
+  static constexpr u32 kMostAhead = 1u << 16;
   struct From {
     Phase phase;
     u32 source;
@@ -130,7 +132,7 @@ struct EpSmallReceiver {
     u64 seen = 0;
     const Came came = wait_or_mask(
         b.p.common, b.p.masking, expected, [&] { return seen = ptx::ld_relaxed_sys(word); },
-        [&](u64 w) { return static_cast<i32>(word_epoch(w) - b.epoch) >= 0; });
+        [&](u64 w) { return word_epoch(w) - b.epoch < kMostAhead; });
     value = word_value(seen);
     if (came != Came::kYes || word_epoch(seen) == b.epoch) return came;
     raise_fault(b.p.common, expected, word_epoch(seen), 0);

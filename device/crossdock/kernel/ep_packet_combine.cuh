@@ -14,9 +14,15 @@
 //
 // A rank sends for e when it has got everything of e - 1, which a peer sends after it has read all
 // of e - 2: two parities are enough.
+//
+// Combines by flags (ep_combine) and in packets count together and may alternate in a slot. Their
+// words are written now and then here too (kEpPacketsFollowEvery), so that none of them is so old
+// that it looks like one of a combine to come. Masked ranks are left out: one that has missed
+// 65,000 calls takes a reset, since words of 16 bits may be mistaken then.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <crossdock/comm/tagged_word.cuh>
 #include <crossdock/ep/add_rows.cuh>
 #include <crossdock/ep/packet_send.cuh>
 #include <crossdock/ep/wait_clock.cuh>
@@ -71,6 +77,16 @@ struct EpPacketCombine {
     // A rank that has nothing from here is to know that this rank has come so far.
     if (warp == 0 && lane < p.view.world && talks_to(lane))
       put_packet(places.header(p.view.rank, lane) + headers(), epoch, rows, 0);
+    if (warp == 0 && epoch % kEpPacketsFollowEvery < 2) follow();
+  }
+  // What a combine by flags would have told: nobody waits for it, but what it replaces is older
+  // than can be told from what is to come.
+  CROSSDOCK_DEVICE void follow() const {
+    if (lane >= p.view.world || !talks_to(lane)) return;
+    const u64 index = u64{epoch & 1u} * p.view.world + p.view.rank;
+    put_tagged_word(p.view.at<u64>(p.input_words + index * sizeof(u64), lane), epoch, 0);
+    // What the combine before had to read came before in the stream.
+    ptx::st_release_sys(p.view.map(p.view.at<u32>(p.read_words) + p.view.rank, lane), epoch - 1);
   }
   // Combine has headers of its own, behind those of dispatch.
   CROSSDOCK_DEVICE u64 headers() const { return u64{2} * p.view.world; }

@@ -88,6 +88,12 @@ struct EpPacketParams {
   u32 receive_blocks;  // 0: this launch only sends; after them one that counts
 };
 
+// Combines in packets have no use for the words of those by flags in the same slot, but leave them
+// behind: announcements carry 16 bits of the epoch, and reads are compared by their distance. So a
+// rank writes them too in the first two of so many combines, one of each parity.
+inline constexpr u32 kEpPacketsFollowEvery = 1u << 14;
+static_assert(2 * kEpPacketsFollowEvery < 1u << 16);
+
 struct EpPacketCombineConfig {
   u32 warps;
 };
@@ -109,6 +115,9 @@ struct EpPacketCombineParams {
   EpState* state;
   EpMasking masking;
   u64* rank_wait_ns;  // as EpCombineParams
+  // Of combines by flags in this slot, in every rank's window.
+  u64 input_words;  // EpSmallAreas::inputs
+  u64 read_words;   // EpSmallAreas::reads
 };
 
 }  // namespace crossdock::device
