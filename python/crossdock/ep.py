@@ -383,7 +383,7 @@ class Group(RankOwner):
                         (rows, scales, weights, sources), rows_per_expert, scales_by_column)
 
     def reduce_rows(self, handle: Handle, by_place: Array, *, weighted: bool = False,
-                    rows_per_expert: int = 0, payload: str = "bf16",
+                    rows_per_expert: int = 0, payload: str = "bf16", ids: Optional[Array] = None,
                     stream: Optional[Stream] = None) -> None:
         """Adds what the experts have made of each received row, bf16 ``[places, hidden]`` in the order
         of :class:`Grouped` (with ``rows_per_expert``: of the rows of a masked layout), into its row of
@@ -392,12 +392,12 @@ class Group(RankOwner):
         written in that format, for a :meth:`combine` with the same payload and ``packed=True``, and
         ``handle.expert_input`` stays as it is. May be called again for another combine at once: it waits
         until the peers have read the rows. Of few tokens that is part of the next combine, which all
-        ranks then make in the same place among their calls."""
+        ranks then make in the same place among their calls. ``ids``: a copy of ``received.ids``, [rows that
+        arrived, top_k], where the ``output`` that they came in may have been written again since."""
         if rows_per_expert and len(by_place.shape) == 3:
             by_place = _arrays.require_contiguous(by_place, "ep reduce_rows: by_place")
             by_place = by_place.reshape((-1, by_place.shape[-1]))
-        self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, payload,
-                                 stream)
+        self._native.reduce_rows(handle._native, by_place, rows_per_expert, weighted, payload, ids, stream)
 
     def combine(self, handle: Handle, rows: Optional[Array] = None, *,
                 row_weights: Optional[Array] = None, out: Optional[Array] = None,

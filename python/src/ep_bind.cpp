@@ -141,13 +141,14 @@ void bind_layouts(nb::class_<Group>& group) {
       .def(
           "reduce_rows",
           [](Group& g, const Handle& handle, nb::object by_place, uint32_t rows_per_expert,
-             bool weighted, nb::object payload, nb::object stream) {
+             bool weighted, nb::object payload, nb::object ids, nb::object stream) {
             g.reduce_rows(handle,
-                          {std::move(by_place), rows_per_expert, weighted, payload_of(payload)},
+                          {std::move(by_place), rows_per_expert, weighted, payload_of(payload),
+                           std::move(ids)},
                           stream);
           },
           nb::arg("handle"), nb::arg("by_place"), nb::arg("rows_per_expert"), nb::arg("weighted"),
-          nb::arg("payload"), nb::arg("stream").none())
+          nb::arg("payload"), nb::arg("ids").none(), nb::arg("stream").none())
       .def("reserve_copies", &Group::reserve_copies, nb::arg("rank"), nb::arg("copies"))
       .def("user_memory", &Group::user_memory, nb::arg("rank"))
       .def(

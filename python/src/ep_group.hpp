@@ -37,6 +37,7 @@ struct ReduceArguments {
   uint32_t rows_per_expert = 0;
   bool weighted = false;
   ep::Payload payload = ep::Payload::kBf16;
+  nb::object ids;  // None: where the dispatch has put them
 };
 struct CombineArguments {
   nb::object out, weights;  // None: not wanted

@@ -107,11 +107,17 @@ void Group::reduce_rows(const Handle& handle, const ReduceArguments& a, nb::hand
     refuse(fmt::format("{}: by_place has {} rows; {} experts with rows_per_expert = {} need {}",
                        kReduce, t.shape[0], experts, a.rows_per_expert,
                        experts * a.rows_per_expert));
-  const ep::ByPlace outputs{.rows = readable(t, handle.rank),
-                            .row_stride = t.row_stride(),
-                            .rows_per_expert = a.rows_per_expert,
-                            .weighted = a.weighted,
-                            .payload = a.payload};
+  ep::ByPlace outputs{.rows = readable(t, handle.rank),
+                      .row_stride = t.row_stride(),
+                      .rows_per_expert = a.rows_per_expert,
+                      .weighted = a.weighted,
+                      .payload = a.payload};
+  if (!a.ids.is_none()) {
+    Tensor ids = argument(kReduce, "ids", a.ids, handle.rank);
+    need_type(kReduce, ids, kInt32, "int32");
+    need_matrix(kReduce, ids, ids.shape[0], options_.top_k);
+    outputs.ids = static_cast<const int32_t*>(readable(ids, handle.rank));
+  }
   const ep::StreamPtr on = stream_of(stream, handle.framework, handle.device);
   value_or_raise(launch([&] { return box->group().reduce_rows(*from, outputs, on); }));
 }

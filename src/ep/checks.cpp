@@ -185,6 +185,8 @@ Result<> Core::check_by_place(const Handle& handle, const ByPlace& outputs, u64 
         "DispatchOptions::input, where the sums go");
   if (outputs.weighted && !handle.state_->weights)
     return invalid_argument("ep reduce_rows: the dispatch had no weights: use weighted = false");
+  if (outputs.ids != nullptr)
+    CROSSDOCK_CHECK_OK(check_memory({handle.rank(), "reduce_rows"}, outputs.ids, "ids"));
   return check_memory({handle.rank(), "reduce_rows"}, outputs.rows, "rows");
 }
 

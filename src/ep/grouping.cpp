@@ -151,6 +151,7 @@ Result<> Core::reduce_rows(const Handle& handle, const ByPlace& outputs, StreamP
   device::EpReduceRowsParams p{};
   p.common = rank.common(device::KernelId::kEpReduceRows, options_.wait);
   p.arrived = arrived_of(*handle.state_);
+  if (outputs.ids != nullptr) p.arrived.ids = outputs.ids;
   p.positions = slot->positions();
   p.offsets = slot->offsets();
   p.rows_per_expert = outputs.rows_per_expert;

@@ -101,6 +101,39 @@ def test_a_group_whose_outputs_are_all_the_callers():
         ep.sizes(dataclasses.replace(case.options(), slots=0), 2)
 
 
+def test_sums_of_choices_whose_ids_the_caller_has_kept():
+    """The output of the first dispatch is that of the second, too."""
+    case = Case(world=2, alignment=4)
+    rounds = [one_round(case, seed) for seed in (1, 2)]
+    sizes = ep.sizes(case.options(), 2)
+    block = -(-sizes.rows_bytes // 128) * 128
+    options = dataclasses.replace(case.options(), slots=0, user_bytes=block + sizes.input_bytes)
+    with ep.Group(options, world=2, backend="twin", timeout=TIMEOUT) as group:
+        held = []
+        for sent, want in rounds:
+            handles = []
+            for r, of in enumerate(sent):
+                memory = group.user_memory(r)
+                handles.append(group.dispatch(of.rows, of.ids, of.weights, rank=r, output=memory[:block],
+                                              input=memory[block:]))
+                group.group_rows(handles[r])
+            group.synchronize(TIMEOUT)
+            held.append((handles, [h.received.ids[:len(w.ids)].copy() for h, w in zip(handles, want)]))
+        for seed, ((sent, want), (handles, ids)) in enumerate(zip(rounds, held)):
+            lists = [ref.group_rows(w, 4) for w in want]
+            made = [bf16_rows(seed * 10 + r, (len(of.rows), case.hidden)) for r, of in enumerate(lists)]
+            for r, handle in enumerate(handles):
+                group.reduce_rows(handle, made[r], ids=ids[r])
+            outs = [group.combine(handle) for handle in handles]
+            group.synchronize(TIMEOUT)
+            sums = [ref.reduce_rows(want[r], lists[r], made[r], False) for r in range(2)]
+            for r, out in enumerate(outs):
+                np.testing.assert_array_equal(out, ref.combine(r, want, sums, len(sent[r].ids)))
+        for wrong, text in ((ids[0].astype(np.int64), "it must be int32"), (ids[0][:, :1], "it must be [")):
+            with raises(crossdock.InvalidArgument, "ids is", text):
+                group.reduce_rows(handles[0], made[0], ids=wrong)
+
+
 def test_arrays_of_a_handle_are_counted():
     case = Case(world=1)
     sent, _ = one_round(case, 1)

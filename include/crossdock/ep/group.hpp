@@ -187,6 +187,9 @@ struct ByPlace {
   std::uint64_t row_stride = 0;       // bytes, a multiple of 16; 0: dense
   std::uint32_t rows_per_expert = 0;  // as in Expanded
   bool weighted = false;              // each choice times its weight; else a plain sum
+  // The ids that arrived, [row][top_k], from where the caller has kept them: an output of its own
+  // may be written by other dispatches then. Null: where the dispatch has put them.
+  const std::int32_t* ids = nullptr;
   // Other than kBf16: the sums are written in this format, for combines that are told so
   // (CombineOptions::packed), and expert_input() stays as it is; they are there until a combine
   // compresses expert_input(). Needs Options::compressed and a handle of the small path. If its

@@ -209,6 +209,27 @@ def whole_round(group, kit, case, how=dict):
     buffer.destroy()
 
 
+def held_handles(group, kit, case, rounds, results):
+    """More than there are regions for, with what was received or without, all used afterwards."""
+    buffer, rank, held = case.buffer(group), group.rank(), []
+    check = check_expanded if case.expand else check_compact
+    for seed in range(rounds):
+        sent = case.sent(seed)
+        result = buffer.dispatch(
+            payload(kit, case, sent[rank]), kit.array(sent[rank].ids), kit.array(sent[rank].weights),
+            num_experts=case.experts, expert_alignment=case.alignment, do_expand=case.expand,
+            do_zero_padding=True, do_cpu_sync=case.sync, use_tma_aligned_col_major_sf=case.by_column)
+        held.append((sent, result[3], result if results else None))
+    for seed, (sent, handle, result) in enumerate(held):
+        check_handle(kit, case, rank, sent, handle)
+        check_combine(buffer, kit, case, handle, sent, seed, weights=True)
+        if results:
+            check(kit, case, rank, sent, result)
+    for sent, handle, _ in held:
+        again_of_a_handle(buffer, kit, case, rank, sent, handle, check)
+    buffer.destroy()
+
+
 def again_of_a_handle(buffer, kit, case, rank, sent, handle, check, how=dict):
     """Other rows the same ways, with other weights and without any."""
     fresh = case.sent(77)

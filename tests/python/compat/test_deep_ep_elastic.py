@@ -7,7 +7,7 @@ import pytest
 import crossdock
 import deep_ep_reference as want
 from crossdock.compat import deep_ep
-from elastic_rounds import Case, begins, payload, whole_round
+from elastic_rounds import Case, begins, held_handles, payload, whole_round
 from kits import KITS, NumPyKit
 
 each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
@@ -79,6 +79,17 @@ def test_a_whole_round_with_copies_beside(monkeypatch, kit, change):
     run(2, whole_round, kit, Case(**{"expand": True, "sync": False, **change}))
     # Those with a handle always, the first one where no exact size is asked for.
     assert dispatched.count((True, 2)) == 2 * (2 if change.get("sync") else 3)
+
+
+@each_kit
+@pytest.mark.parametrize("results", [False, True])
+@pytest.mark.parametrize("change, beside", [
+    ({"sync": False}, "0"), ({"expand": True}, "0"), ({"expand": True}, "2"),
+    ({"expand": True, "fp8": True, "by_column": True, "sync": False}, "2")])
+def test_handles_are_held_through_later_dispatches(monkeypatch, kit, change, beside, results):
+    monkeypatch.setenv("CROSSDOCK_DEEP_EP_EXPAND_SMS", beside)
+    monkeypatch.setenv("CROSSDOCK_DEEP_EP_REGIONS", "2")
+    run(2, held_handles, kit, Case(**change), 3, results)
 
 
 @pytest.mark.parametrize("world, expand", [(1, False), (4, True)])

@@ -101,20 +101,19 @@ class ElasticCalls:
         with self._lane.call(order.previous, order.asynchronous, order.on_comm_stream) as call:
             _wait_also(order.before_epilogue)
             region, lend = world.take()
-            reused = again is not None and weights is None
-            sent = ids if reused else frame.contiguous(ids)
+            if again and weights is None:
+                weights = again.sent_weights
             by_column = wanted.by_column and not wanted.expand and scales is not None
             factors = None if scales is None else frame.contiguous(scales)
-            routing = again.dispatched if again and reused else None
-            beside = self._beside(world, rows, weights, factors, routing, wanted, again,
-                                  int(ids.shape[1]))
-            handle = world.dispatch(region, rows, None if reused else sent, weights, scales=factors,
-                                    scales_by_column=by_column, routing=routing, expanded=beside)
+            beside = self._beside(world, rows, weights, factors, wanted, again, int(ids.shape[1]))
+            # Not by the routing of the handle: what it would deliver besides rows lay in a region.
+            handle = world.dispatch(region, rows, frame.contiguous(ids), weights, scales=factors,
+                                    scales_by_column=by_column, expanded=beside)
             grouped = None
             if wanted.expand:
                 grouped = world.group.grouped(handle) if beside else world.group.group_rows(handle)
             world.run()
-            made = self._handle(frame, world, handle, grouped, ids, wanted, again)
+            made = self._handle(frame, world, handle, grouped, (ids, weights), wanted, again)
             out = self._expanded(frame, world, handle, grouped, beside, made, wanted) if grouped else (
                 self._compact(frame, handle, made, wanted, lend, ids.dtype))
             if stats is not None:
@@ -146,18 +145,18 @@ class ElasticCalls:
         return -(-(n * min(top_k, local) + (align - 1) * local) // align) * align
 
     def _beside(self, world: World, rows: Array, weights: Optional[Array], scales: Optional[Array],
-                routing: Optional[ep.Handle], wanted: Wanted, again: Optional[EPHandle],
-                top_k: int) -> Optional[ep.Expanded]:
+                wanted: Wanted, again: Optional[EPHandle], top_k: int) -> Optional[ep.Expanded]:
         """Where rows are copied by expert while others are on their way, if they can be."""
         places = self._places(world, wanted, again, top_k)
         if not wanted.expand or not world.shape.expand_sms or places is None:
             return None
-        return world.group.expanded_for(rows, weights, scales=scales, routing=routing,
-                                        places=max(places, 1), scales_by_column=wanted.by_column,
-                                        rank=world.rank.rank())
+        return world.group.expanded_for(rows, weights, scales=scales, places=max(places, 1),
+                                        scales_by_column=wanted.by_column, rank=world.rank.rank())
 
     def _handle(self, frame: Frame, world: World, handle: ep.Handle, grouped: Optional[ep.Grouped],
-                ids: Array, wanted: Wanted, again: Optional[EPHandle]) -> EPHandle:
+                sent: Tuple[Array, Optional[Array]], wanted: Wanted,
+                again: Optional[EPHandle]) -> EPHandle:
+        ids, weights = sent
         got, align, most = handle.received, wanted.alignment, wanted.most
         known = self._places(world, wanted, again, int(ids.shape[1]))
         counts, ends = frame.clone(got.expert_counts), frame.clone(got.source_ends)
@@ -185,7 +184,8 @@ class ElasticCalls:
         positions = None if grouped is None else frame.where(arrived >= 0, grouped.positions[:n], -1)
         return EPHandle(world, handle, positions, frame.clone(got.tokens[:n]), arrived, synced,
                         wanted.expand, wanted.experts, align, most, wanted.num_sms,
-                        frame.clone(ids) if wanted.copy_ids and again is None else ids, n,
+                        frame.clone(ids) if wanted.copy_ids and again is None else ids,
+                        weights if weights is None else frame.clone(weights), n,
                         places if wanted.expand else 0, per_expert, ends, psum, counts)
 
     def _compact(self, frame: Frame, handle: ep.Handle, made: EPHandle, wanted: Wanted, lend: bool,
@@ -250,7 +250,8 @@ class ElasticCalls:
             made: Any
             if handle.do_expand:
                 if rows:
-                    world.group.reduce_rows(handle.dispatched, frame.contiguous(x))
+                    world.group.reduce_rows(handle.dispatched, frame.contiguous(x),
+                                            ids=handle.received_ids)
                 made = world.group.combine(handle.dispatched, row_weights=by_row, bias=bias,
                                            weights=weights is not None)
             else:
@@ -258,7 +259,7 @@ class ElasticCalls:
                                            bias=bias, weights=weights is not None)
             world.run()
             out, sums = made if weights is not None else (made, None)
-            call.keep(frame, x, weights, *bias, out, sums)
+            call.keep(frame, x, weights, *bias, out, sums, handle.positions, handle.received_ids)
         return out, sums, call.event
 
 

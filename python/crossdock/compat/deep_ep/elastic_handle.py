@@ -16,8 +16,8 @@ __all__ = ["EPHandle"]
 
 @dataclasses.dataclass(eq=False)
 class EPHandle:
-    """The routing of one dispatch. Its memory is a few words for each token and row; rows do not stay
-    because of it. Fields of forwarding over RDMA are None: there is none."""
+    """The routing of one dispatch. Its memory is a few words for each token and row, all of its own: the
+    region of the dispatch is written again while the handle is there. Fields of forwarding over RDMA are None: there is none."""
 
     world: World
     dispatched: ep.Handle
@@ -33,6 +33,7 @@ class EPHandle:
     num_max_tokens_per_rank: int
     num_sms: int
     topk_idx: Array
+    sent_weights: Optional[Array]  #: of this rank's tokens
     num_recv_tokens: int  #: rows of a compact layout; without CPU sync the most there can be
     num_expanded_tokens: int  #: rows of recv_x when expanded, else 0
     num_recv_tokens_per_expert_list: list[int]  #: rounded up to the alignment; without CPU sync empty
