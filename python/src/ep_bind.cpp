@@ -115,16 +115,6 @@ void bind_calls(nb::class_<Group>& group) {
           nb::arg("handle"), nb::arg("payload"), nb::arg("packed"), nb::arg("stream").none());
 }
 
-void bind_masks(nb::class_<Group>& group) {
-  group
-      .def("mask", &Group::mask, nb::arg("rank"), nb::arg("peer"), nb::arg("masked"),
-           nb::arg("stream").none())
-      .def("clear_mask", &Group::clear_mask, nb::arg("rank"), nb::arg("stream").none())
-      .def("read_mask", &Group::read_mask, nb::arg("rank"), nb::arg("told"),
-           nb::arg("stream").none())
-      .def("masked", &Group::masked, nb::arg("rank"), nb::arg("timeout"));
-}
-
 // Rows by expert, and memory that the library lends.
 void bind_layouts(nb::class_<Group>& group) {
   group.def("group_rows", &Group::group_rows, nb::arg("handle"), nb::arg("stream").none())

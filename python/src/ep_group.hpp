@@ -60,6 +60,8 @@ class Group {
   void clear_mask(uint32_t rank, nb::handle stream);
   // `told`: int32 [world].
   void read_mask(uint32_t rank, nb::handle told, nb::handle stream);
+  // int32 [1], a bit for each masked rank
+  Array mask_memory(uint32_t rank);
   uint32_t masked(uint32_t rank, double timeout);
   // offsets, aligned_counts, rows, positions
   std::vector<Array> group_rows(const Handle& handle, nb::handle stream);
@@ -145,5 +147,7 @@ class Group {
   Framework framework_ = Framework::kNone;  // of the last dispatch
   Copies copies_;                           // of the calls since the last synchronize()
 };
+
+void bind_masks(nb::class_<Group>& group);
 
 }  // namespace crossdock::python

@@ -55,10 +55,28 @@ void Group::read_mask(uint32_t rank, nb::handle told, nb::handle stream) {
   value_or_raise(launch([&] { return box->group().read_mask(rank, to, on); }));
 }
 
+Array Group::mask_memory(uint32_t rank) {
+  const auto [box, lock] = enter(rank);
+  Array array = vector(box, value_or_raise(box->group().mask_memory(rank)), carrier(4), 1);
+  array.device = device_of(rank);
+  return array;
+}
+
 uint32_t Group::masked(uint32_t rank, double timeout) {
   const auto [box, lock] = enter(rank);
   const Deadline deadline = deadline_in(timeout);
   return value_or_raise(launch([&] { return box->group().masked(rank, deadline); }));
+}
+
+void bind_masks(nb::class_<Group>& group) {
+  group
+      .def("mask", &Group::mask, nb::arg("rank"), nb::arg("peer"), nb::arg("masked"),
+           nb::arg("stream").none())
+      .def("clear_mask", &Group::clear_mask, nb::arg("rank"), nb::arg("stream").none())
+      .def("read_mask", &Group::read_mask, nb::arg("rank"), nb::arg("told"),
+           nb::arg("stream").none())
+      .def("mask_memory", &Group::mask_memory, nb::arg("rank"))
+      .def("masked", &Group::masked, nb::arg("rank"), nb::arg("timeout"));
 }
 
 }  // namespace crossdock::python

@@ -206,6 +206,14 @@ Result<StatisticsMemory> Core::statistics_memory(u32 rank) {
                           .combine_wait_ns = waits + window_.world};
 }
 
+Result<u32*> Core::mask_memory(u32 rank) {
+  CROSSDOCK_TRY(state, find(rank));
+  if (!options_.masks)
+    return invalid_argument(
+        "ep mask_memory: the group was made with masks = false: make it with true");
+  return &state->mask.as<device::EpMask>()->ranks;
+}
+
 // Before a reset or a reform: handles from before are refused, and windows will be zero.
 void Core::begin_anew(const char* by) {
   ++generation_;

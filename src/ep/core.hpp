@@ -94,6 +94,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<> mask(u32 rank, u32 peer, bool masked, StreamPtr stream);
   Result<> change_mask(u32 rank, const MaskChange& change, StreamPtr stream);
   Result<> read_mask(u32 rank, std::int32_t* told, StreamPtr stream);
+  Result<u32*> mask_memory(u32 rank);
   Result<u32> masked(u32 rank, Deadline deadline);
   Result<Grouped> group_rows(const Handle& handle, StreamPtr stream);
   Result<Grouped> grouped(const Handle& handle);

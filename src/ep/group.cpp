@@ -149,6 +149,9 @@ Result<> Group::clear_mask(std::uint32_t rank, StreamPtr stream) {
 Result<> Group::read_mask(std::uint32_t rank, std::int32_t* told, StreamPtr stream) {
   return core_->read_mask(rank, told, stream);
 }
+Result<std::uint32_t*> Group::mask_memory(std::uint32_t rank) const {
+  return core_->mask_memory(rank);
+}
 Result<std::uint32_t> Group::masked(std::uint32_t rank, Deadline deadline) const {
   return core_->masked(rank, deadline);
 }

@@ -182,6 +182,26 @@ def test_a_masked_rank_has_no_copies():
                 handles[r].close()
 
 
+def test_a_bit_that_is_set_where_kernels_look_masks_a_rank():
+    case = Case(world=3)
+    sent = [tokens_of(case, r, 1) for r in range(3)]
+    with ep.Group(dataclasses.replace(case.options(), masks=True), world=3, backend="twin",
+                  timeout=TIMEOUT) as group:
+        for rank in (0, 1):
+            mine = group.mask_memory(rank)
+            mine |= 1 << 2
+            assert group.masked(rank=rank) == [2]
+        handles = dispatch(case, group, sent[:2])  # rank 2 is not waited for
+        group.synchronize(TIMEOUT)
+        ends = [handle.received.source_ends.tolist() for handle in handles]
+        stride = handles[0].received.source_stride
+        assert all(of[2] == 2 * stride for of in ends)
+        assert group.mask_memory(2).tolist() == [0]
+    with case.group() as group:
+        with raises(crossdock.InvalidArgument, "ep mask_memory", "masks = false"):
+            group.mask_memory(0)
+
+
 def test_wrong_copies_beside_a_dispatch():
     case = Case(alignment=4, world=1)
     sent, _ = one_round(case, 1)

@@ -335,6 +335,9 @@ class CROSSDOCK_API Group {
   // Writes 1 for every rank that is masked and 0 for the others to `told`, [world] in memory of the
   // rank's GPU, in the order of the stream.
   Result<> read_mask(std::uint32_t rank, std::int32_t* told, StreamPtr stream = nullptr);
+  // The same word where kernels of the caller can change it, a bit for each masked rank: a bit that
+  // is set between two calls of the stream is as good as mask(). Bits must not be cleared there.
+  Result<std::uint32_t*> mask_memory(std::uint32_t rank) const;
   // The ranks that are masked, a bit each, when what was called without a stream has been done.
   Result<std::uint32_t> masked(std::uint32_t rank, Deadline deadline) const;
 

@@ -93,7 +93,8 @@ def close_enough(got, wanted, compressed=False):
     assert np.abs(got - wanted).max() <= 0.02 * max(np.abs(wanted).max(), 1.0)
 
 
-def check_combine(buffer, kit, case, handle, sent, seed, zero_copy=False, hooked=False, **more):
+def check_combine(buffer, kit, case, handle, sent, seed, zero_copy=False, hooked=False, without=(), **more):
+    """``without``: ranks that are left out of the combine."""
     rank = buffer.rank
     mine, made = sent[rank], [made_by(case, r, seed) for r in range(case.world)]
     x = kit.bf16(made[rank])
@@ -108,6 +109,7 @@ def check_combine(buffer, kit, case, handle, sent, seed, zero_copy=False, hooked
         hook()
     event.current_stream_wait()
     assert kit.is_bf16(out)
+    made = [rows * (r not in without) for r, rows in enumerate(made)]
     close_enough(kit.codes(out), want.weighted(rank, sent, made, case.experts),
                  more.get("use_logfmt", False))
     return out
@@ -249,3 +251,42 @@ def silent(group, kit, case):
         check_combine(buffer, kit, case, handle, sent, seed)
         assert masks_of(buffer, kit, case) == [int(is_apart(rank, peer)) for peer in range(case.world)]
     buffer.destroy()
+
+
+def late_for_weights(group, kit, case, arrived):
+    """The others give the last rank up in a dispatch of weights, when its own have ``arrived`` or before, and in
+    nothing else: it is left out from that combine on."""
+    buffer = Buffer(group, low_latency_mode=True, enable_shrink=True)
+    rank, last = group.rank(), case.world - 1
+
+    def is_apart(a, b):
+        return a != b and last in (a, b)
+    for seed in range(4):
+        all_sent = case.sent(seed)
+        apart = seen_by(case, all_sent, rank, is_apart)
+        recv_x, count, handle, _, hook = dispatch(buffer, kit, case, all_sent[rank])
+        hook()
+        check_received(kit, case, rank, apart if seed > 1 else all_sent, recv_x, count, handle)
+        if seed == 1 and rank != last:
+            give_up(handle.world, last, arrived)
+        gone = [peer for peer in range(case.world) if seed > 0 and is_apart(rank, peer)]
+        check_combine(buffer, kit, case, handle, apart if seed > 1 else all_sent, seed, without=gone)
+        assert masks_of(buffer, kit, case) == [int(peer in gone) for peer in range(case.world)]
+    buffer.destroy()
+
+
+def give_up(world, peer, arrived):
+    """As a kernel of the group of the weights does when ``peer`` is late for it, in the next dispatch there."""
+    rank, weights = world.rank, world._weights
+    if not arrived:
+        weights.mask(peer, rank=rank.rank())
+        return
+    meet = rank.meet
+
+    def met(group, timeout):
+        meet(group, timeout)
+        if group is weights:
+            weights.mask_memory(rank.rank())[0] |= 1 << peer
+            rank.meet = meet
+
+    rank.meet = met

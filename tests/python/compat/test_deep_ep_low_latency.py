@@ -10,8 +10,8 @@ import crossdock
 from crossdock.compat import deep_ep
 from crossdock.compat.deep_ep import low_latency
 from kits import KITS, NumPyKit
-from low_latency_rounds import (Case, check_combine, check_received, dispatch, made_by, shrink_and_grow, silent,
-                                two_at_a_time, whole_round)
+from low_latency_rounds import (Case, check_combine, check_received, dispatch, late_for_weights, made_by,
+                                shrink_and_grow, silent, two_at_a_time, whole_round)
 
 each_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
 
@@ -135,6 +135,11 @@ def test_ranks_are_left_out_and_come_back(kit, hooked):
 
 def test_a_rank_that_does_not_come_is_left_out():
     run(3, silent, NumPyKit(), Case(world=3, experts=9, counts=(4, 5, 3)))
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_rank_that_is_late_for_the_weights_alone_is_left_out(arrived):
+    run(3, late_for_weights, NumPyKit(), Case(world=3, experts=9, counts=(4, 5, 3)), arrived)
 
 
 def test_masks_before_the_first_call_and_mistakes():

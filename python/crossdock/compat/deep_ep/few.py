@@ -111,12 +111,21 @@ class FewWorld:
     def bring_weights(self, frame: Any, handle: ep.Handle, ids: Any, weights: Any) -> None:
         """The weights of this rank's tokens go the ways of the tokens and into the handle."""
         rows = frame.contiguous(frame.pad_columns(weights, self._columns, 0))
+        self._mask_in(self._weights, self.group)
         sent = self._weights.dispatch(rows, frame.contiguous(ids), rank=self.rank.rank())
         self.rank.meet(self._weights, self.timeout)
+        self._mask_in(self.group, self._weights)
         frame.copy(handle.received.weights, sent.received.rows[:, :self.shape.top_k])
         sent.close()
 
     # ---- ranks that are left out -------------------------------------------------------------------
+
+    def _mask_in(self, group: ep.Group, other: ep.Group) -> None:
+        """Whom ``other`` goes on without, in the order of the stream: a rank that was late for the weights
+        alone would get sums with weights that have not come."""
+        if self.options.masks:
+            mine = group.mask_memory(self.rank.rank())
+            mine |= other.mask_memory(self.rank.rank())
 
     def _stream(self) -> Any:
         return None if self.rank.twin else sys.modules["torch"].cuda.current_stream()
