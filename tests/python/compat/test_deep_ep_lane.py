@@ -8,9 +8,11 @@ import types
 import numpy as np
 import pytest
 
+from crossdock.compat.deep_ep.elastic_extras import Extras
 from crossdock.compat.deep_ep.events import EventHandle
 from crossdock.compat.deep_ep.lane import Call, Lane
 from crossdock.compat.deep_ep.normal import How, Normal
+from crossdock.compat.deep_ep.settings import Settings
 
 
 class Stream:
@@ -146,6 +148,24 @@ def test_parallel_branches_of_a_capture_are_put_in_order(cuda):
             assert branch.waits == ["caller", "caller"]
         cuda.current = caller
         caller.wait_stream(branch)
+
+
+def test_memory_of_a_session_is_written_when_peers_have_read_that_of_the_one_before(cuda):
+    extras = Extras(types.SimpleNamespace(rank=lambda: 0, meet=lambda *_: None), Lane(0), Settings())
+    extras._gathers = types.SimpleNamespace(check=lambda: None, session=lambda rank, stream: types.SimpleNamespace(
+        input=lambda nbytes: np.zeros(nbytes, np.uint8), end=lambda: None))
+    caller = cuda.current
+    for _ in range(2):
+        extras.create_session()
+        assert "event of comm" not in caller.waits
+        extras.inplace_tensors([(4,)], np.dtype("float32"))
+        assert caller.waits == ["event of comm"]
+        extras.destroy_session()
+        caller.waits.clear()
+    extras.create_session()
+    with cuda.graph():
+        extras.inplace_tensors([(4,)], np.dtype("float32"))
+        assert caller.waits == [], "a capture cannot wait for what was called before it"
 
 
 def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):

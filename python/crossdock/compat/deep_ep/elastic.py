@@ -236,7 +236,7 @@ class ElasticBuffer:
 
     def agrs_get_inplace_tensor(self, shapes: Any, dtype: Any) -> Any:
         """Tensors in memory that peers read, one for each shape (or one, for one shape): gathering what
-        was written there copies nothing first."""
+        was written there copies nothing first. Write on the stream that is current now, or after it."""
         one = _is_one(shapes)
         made = self._extras.inplace_tensors([shapes] if one else shapes, dtype)
         return made[0] if one else made

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 
 from ... import coll
 from ...errors import InvalidArgument
-from .events import EventOverlap
+from .events import Mark
 from .frame import Frame, NumPyFrame, frame_of
 from .lane import Lane
 from .ranks import Rank
@@ -38,6 +38,7 @@ class Extras:
         self._pipeline: Optional[coll.Group] = None
         self._table: Optional[coll.Group] = None
         self._session: Optional[coll.Session] = None
+        self._begun: Optional[Mark] = None  # when the session's memory may be written
         self._inplace: list[Tuple[Array, Array]] = []
         self._scales: Optional[Array] = None
         self._row: Tuple[int, Any] = (0, None)
@@ -75,13 +76,14 @@ class Extras:
             raise InvalidArgument("deep_ep: there is a session already: destroy_agrs_session() first")
         with self._lane.call(None, True) as call:
             self._session = self._gathers.session(rank=self._rank.rank(), stream=call.stream)
+            self._begun = Mark()
 
     def destroy_session(self) -> None:
         if self._session is None:
             raise InvalidArgument("deep_ep: there is no session: create_agrs_session() first")
         with self._lane.call(None, True):
             self._session.end()
-        self._session, self._inplace = None, []
+        self._session, self._begun, self._inplace = None, None, []
         assert self._gathers is not None
         self._run(self._gathers)
 
@@ -100,8 +102,11 @@ class Extras:
         return self._session
 
     def inplace_tensors(self, shapes: Shapes, dtype: Any) -> list[Array]:
-        """Inputs of later gathers, in memory that peers read."""
+        """Inputs of later gathers, in memory that peers read: what comes later on the current stream may write
+        there, when all have read what was gathered from it in the session before."""
         out = []
+        if self._begun is not None:
+            self._begun.current_stream_wait()
         for shape in shapes:
             item = int(dtype.itemsize)
             place = self._open_session().input(-(-math.prod(shape) * item // 16) * 16)

@@ -6,7 +6,14 @@ import sys
 from types import TracebackType
 from typing import Any, Callable, Optional, Tuple, Union
 
-__all__ = ["EventHandle", "EventOverlap", "event_of"]
+__all__ = ["EventHandle", "EventOverlap", "Mark", "capturing", "event_of"]
+
+
+def capturing() -> bool:
+    """Whether the current stream is being captured: events from before must not be waited for then."""
+    torch = sys.modules.get("torch")
+    return (torch is not None and torch.cuda.is_available() and
+            bool(torch.cuda.is_current_stream_capturing()))
 
 
 class EventHandle:
@@ -25,6 +32,19 @@ class EventHandle:
         """What comes later on the current stream waits for the event."""
         if self.event is not None:
             sys.modules["torch"].cuda.current_stream().wait_event(self.event)
+
+
+class Mark:
+    """A point that other streams come after, on a stream, by default the current one. Between a capture and
+    what is outside of it nothing can be waited for, nor need it: what was called before is over."""
+
+    def __init__(self, stream: Optional[Any] = None) -> None:
+        self._captured = capturing()
+        self._event = EventHandle(stream)
+
+    def current_stream_wait(self) -> None:
+        if capturing() == self._captured:
+            self._event.current_stream_wait()
 
 
 class EventOverlap:

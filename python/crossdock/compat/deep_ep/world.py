@@ -14,26 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any, Optional
 
 from ... import ep
 from ...errors import Busy, InvalidArgument
-from .events import EventHandle
+from .events import EventHandle, capturing
 from .ranks import Rank
 
-__all__ = ["TOKENS_OF_AN_SM", "Region", "Shape", "World", "capturing"]
+__all__ = ["TOKENS_OF_AN_SM", "Region", "Shape", "World"]
 
 _LINE = 128
 #: The most that the counts of one SM of a dispatch have room for.
 TOKENS_OF_AN_SM = 4094
-
-
-def capturing() -> bool:
-    """Whether the current stream is being captured: events from before must not be waited for then."""
-    torch = sys.modules.get("torch")
-    return (torch is not None and torch.cuda.is_available() and
-            bool(torch.cuda.is_current_stream_capturing()))
 
 
 @dataclasses.dataclass(frozen=True)
