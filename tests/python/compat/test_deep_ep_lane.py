@@ -11,6 +11,7 @@ import pytest
 from crossdock.compat.deep_ep.elastic_extras import Extras
 from crossdock.compat.deep_ep.events import EventHandle
 from crossdock.compat.deep_ep.lane import Call, Lane
+from crossdock.compat.deep_ep.low_latency import Format, LowLatency, _once
 from crossdock.compat.deep_ep.normal import How, Normal
 from crossdock.compat.deep_ep.settings import Settings
 
@@ -166,6 +167,50 @@ def test_memory_of_a_session_is_written_when_peers_have_read_that_of_the_one_bef
     with cuda.graph():
         extras.inplace_tensors([(4,)], np.dtype("float32"))
         assert caller.waits == [], "a capture cannot wait for what was called before it"
+
+
+class Tensor:
+    def __init__(self):
+        self.streams = []
+
+    def record_stream(self, stream):
+        self.streams.append(stream.name)
+
+
+def test_tensors_of_an_earlier_call_are_kept_whatever_its_stream_was(cuda):
+    frame, lane, tensor = types.SimpleNamespace(gpu=True), Lane(0), Tensor()
+    with lane.call() as call:
+        call.keep(frame, tensor, None)
+    assert tensor.streams == [], "where the caller has it, and nowhere else"
+    with lane.call(None, True):
+        with lane.call() as inner:
+            inner.keep_all(frame, tensor, None)
+    assert set(tensor.streams) == {"comm"}
+
+
+def test_a_hook_whose_work_a_later_call_has_done_waits_for_it(cuda):
+    done, lane = [], Lane(0)
+    for early in (False, True):
+        hook = _once(lambda: done.append(cuda.current.name))
+        with lane.call(None, True):
+            hook(early=early)
+        cuda.current.waits.clear()
+        hook()
+        assert cuda.current.waits == (["event of comm"] if early else [])
+    assert done == ["comm"] * 2
+
+
+def test_what_is_waited_is_kept_as_all_that_a_call_writes(monkeypatch):
+    kept = []
+    monkeypatch.setattr(Call, "keep", lambda self, frame, *tensors: kept.extend(tensors))
+    low, x, waited = LowLatency(None, Lane(-1), None, False), np.zeros((1, 8)), np.zeros(1)
+    handle = types.SimpleNamespace(received=types.SimpleNamespace(expert_counts=np.zeros(1, np.int32)))
+    world = types.SimpleNamespace(rank=types.SimpleNamespace(size=lambda: 1), run=lambda: None,
+                                  clock=lambda frame, dispatches: types.SimpleNamespace(add=lambda to: None))
+    monkeypatch.setattr(low, "_world", lambda *_: world)
+    monkeypatch.setattr(low, "_send", lambda *_: (handle, types.SimpleNamespace(rows=x, scales=None)))
+    low.dispatch(x, x, 1, 1, Format(False, False, False), None, waited, True, False)
+    assert any(one is waited for one in kept)
 
 
 def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):

@@ -29,7 +29,12 @@ class Call:
         self.event = EventOverlap()
 
     def keep(self, frame: Frame, *tensors: Any) -> None:
-        if not frame.gpu or self.stream is self._current:
+        if self.stream is not self._current:
+            self.keep_all(frame, *tensors)
+
+    def keep_all(self, frame: Frame, *tensors: Any) -> None:
+        """Tensors of an earlier call, which may have been on any stream."""
+        if not frame.gpu:
             return
         for tensor in tensors:
             if tensor is not None:

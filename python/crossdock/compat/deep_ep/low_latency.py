@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 
 from ... import ep
 from ...errors import InvalidArgument
-from .events import EventOverlap
+from .events import EventOverlap, Mark
 from .few import SLOTS, FewWorld, WaitClock, why_plain
 from .frame import Frame, frame_of
 from .lane import Lane
@@ -35,7 +35,7 @@ class Pending:
     """A combine that has been sent. Its slot is good again when it has been received, so somebody has to do
     that even when its caller has dropped the handle and the hook."""
 
-    receive: Hook
+    receive: Callable[..., None]
 
 
 class LowLatencyHandle:
@@ -179,13 +179,13 @@ class LowLatency:
                     clock = world.clock(frame, dispatches=waited is not None)
                     world.group.dispatch_receive(handle, expanded=expanded)
                     deliver(clock)
-                    later.keep(frame, expanded.rows, scales, counts, counted, waited)
+                    later.keep_all(frame, expanded.rows, scales, counts, counted, waited)
 
             if hooked:
                 world.run()
             else:
                 deliver(clock)
-            call.keep(frame, x, ids, expanded.rows, scales, counts, counted)
+            call.keep(frame, x, ids, expanded.rows, scales, counts, counted, waited)
         kept = LowLatencyHandle(world, handle, expanded, counts, most)
         self._held.setdefault(id(world), []).append((weakref.ref(kept), kept.pending))
         out = expanded.rows if scales is None else (expanded.rows, frame.swap_last(scales))
@@ -196,7 +196,7 @@ class LowLatency:
         held = self._held.setdefault(id(world), [])
         while len(held) >= SLOTS:
             kept, pending = held.pop(0)
-            pending.receive()
+            pending.receive(early=True)
             handle = kept()
             if handle is not None:
                 handle.expire()
@@ -241,7 +241,7 @@ class LowLatency:
             raise InvalidArgument("deep_ep low_latency_combine: use_logfmt needs rows that may travel "
                                   f"compressed: {why_plain(world.options, world.rank.size())}")
         payload = "logfmt10" if logfmt else "bf16"
-        handle.pending.receive()  # of a combine before this one
+        handle.pending.receive(early=True)  # of a combine before this one
         count = waited is not None
         with self._lane.call(None, asynchronous) as call:
             clock = world.clock(frame, weights=count, combines=count and not hooked)
@@ -264,7 +264,7 @@ class LowLatency:
                 world.run()
                 if waited is not None:
                     clock.add(waited)
-                later.keep(frame, made, waited)
+                later.keep_all(frame, made, waited)
 
         if hooked:
             handle.pending.receive = _once(receive)
@@ -317,18 +317,24 @@ def _either(asynchronous: bool, hooked: bool) -> None:
         raise InvalidArgument("deep_ep: async_finish and return_recv_hook exclude each other")
 
 
-def _nothing() -> None:
+def _nothing(early: bool = False) -> None:
     """The hook of a call that is whole."""
 
 
-def _once(work: Optional[Hook]) -> Hook:
-    """A hook that does its work when it is called first, and nothing later."""
-    left = [work]
+def _once(work: Optional[Hook]) -> Callable[..., None]:
+    """A hook that does its work when it is called first. ``early``: by a later call, perhaps on another stream
+    than that of the caller, who still calls the hook: the current stream waits for the work then."""
+    left: list[Optional[Hook]] = [work]
+    done: list[Mark] = []
 
-    def hook() -> None:
+    def hook(early: bool = False) -> None:
         now, left[0] = left[0], None
         if now is not None:
             now()
+            if early:
+                done.append(Mark())
+        elif done:
+            done[0].current_stream_wait()
     return hook
 
 
