@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from typing import Any, Callable, NamedTuple, Optional, Protocol
@@ -98,18 +99,45 @@ class Place(NamedTuple):
     framework: int
 
 
+def _number_of(stream: Any) -> int:
+    """Of any stream that a call may be given."""
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    return int(stream.__cuda_stream__()[1])
+
+
+def _memory_of(stream: Optional[Any], framework: int, device: int) -> contextlib.AbstractContextManager[Any]:
+    """New arrays are in the order of ``stream``, which a call is given; None: of the current one. Else they could
+    lie where something of the current stream is still read."""
+    if stream is None:
+        return contextlib.nullcontext()
+    number = _number_of(stream)
+    if framework == TORCH:
+        cuda = sys.modules["torch"].cuda
+        context: contextlib.AbstractContextManager[Any] = cuda.stream(
+            cuda.ExternalStream(number, device=device) if number > 1 else cuda.default_stream(device))
+        return context
+    import cupy
+    there: contextlib.AbstractContextManager[Any] = cupy.cuda.ExternalStream(number, device)
+    return there
+
+
 def empty(group: Memory, handle: Whereabouts, rows: int, columns: int, kind: str,
-          dtype: Optional[Any] = None) -> Any:
-    """A new array [rows, columns] where the rank's kernels can write: of `dtype`, else of the type that
-    `kind` names. In the twin it is zero."""
+          dtype: Optional[Any] = None, stream: Optional[Any] = None) -> Any:
+    """A new array [rows, columns] where the rank's kernels can write, in the order of `stream`: of `dtype`, else
+    of the type that `kind` names. In the twin it is zero."""
     framework = handle.framework
     if framework == TORCH and handle.device >= 0:
         torch = sys.modules["torch"]
-        return torch.empty((rows, columns), dtype=dtype or getattr(torch, kind),
-                           device=_torch_device(handle.device))
+        with _memory_of(stream, framework, handle.device):
+            return torch.empty((rows, columns), dtype=dtype or getattr(torch, kind),
+                               device=_torch_device(handle.device))
     if framework == CUPY:
         import cupy
-        with cupy.cuda.Device(handle.device):
+        with cupy.cuda.Device(handle.device), _memory_of(stream, framework, handle.device):
             return cupy.empty((rows, columns),
                               dtype=dtype or ("uint16" if kind == "bfloat16" else kind))
     if not group.twin:

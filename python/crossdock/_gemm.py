@@ -111,7 +111,7 @@ class Gemm:
         if out is None:
             words = weight_scales is not None and getattr(weight_scales.dtype, "itemsize", 4) == 1
             n = int(weights.shape[1]) * (128 if format == "e2m1" else 1)
-            out, out_scales = self._outputs(rows, n, places, swiglu, words)
+            out, out_scales = self._outputs(rows, n, places, swiglu, words, stream)
         call = _Call(rows, all_weights, scales, _below(weight_scales, "weight_scales"),
                      offsets, counts, places, swiglu, row_weights, bias, out, out_scales, format, tile,
                      expected_rows)
@@ -119,7 +119,7 @@ class Gemm:
         return out if out_scales is None else (out, out_scales)
 
     def _outputs(self, rows: Array, n: int, places: Optional[Array], swiglu: Optional[Swiglu],
-                 words: bool) -> Tuple[Any, Any]:
+                 words: bool, stream: Optional[Stream]) -> Tuple[Any, Any]:
         framework, count, _, device = _native.framework_of(rows, "moe gemm", "rows")
         if places is not None:
             count = int(places.shape[0])
@@ -127,11 +127,11 @@ class Gemm:
         place, like = _arrays.Place(0, device, framework), getattr(rows, "dtype", None)
         if swiglu is None or getattr(like, "itemsize", 2) != 1:
             return _arrays.empty(self._native, place, count, columns, "bfloat16",
-                                 _arrays.bf16_of(framework, like)), None
+                                 _arrays.bf16_of(framework, like), stream), None
         made = _arrays.empty(self._native, place, count, columns, "uint8",
-                             _arrays.e4m3_of(framework, like))
+                             _arrays.e4m3_of(framework, like), stream)
         groups, kind = (-(-columns // 512), "int32") if words else (columns // 128, "float32")
-        return made, _arrays.empty(self._native, place, groups, -(-count // 4) * 4, kind)
+        return made, _arrays.empty(self._native, place, groups, -(-count // 4) * 4, kind, stream=stream)
 
     def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:
         """Waits for what was called (in the twin: runs it), then raises the first fault."""

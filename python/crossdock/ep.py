@@ -315,7 +315,7 @@ class Group(RankOwner):
         if out is None:
             if places is None:
                 places = int(grouped.rows.shape[0])
-            out = self._expanded(Copied.of(handle), places, rows_per_expert, scales_by_column)
+            out = self._expanded(Copied.of(handle), places, rows_per_expert, scales_by_column, stream)
         self._native.expand_rows(handle._native, *out._arguments, stream)
         return out
 
@@ -352,19 +352,19 @@ class Group(RankOwner):
                     _arrays.e4m3_of(framework, sent) if cast else sent, scales_dtype, cast),
             places, rows_per_expert, scales_by_column)
 
-    def empty_combined(self, handle: Handle) -> Any:
-        """Memory for what a combine of the handle makes, bf16 [tokens, hidden]."""
+    def empty_combined(self, handle: Handle, *, stream: Optional[Stream] = None) -> Any:
+        """Memory for what a combine of the handle makes, bf16 [tokens, hidden], in the order of ``stream``."""
         native = handle._native
         return _arrays.empty(self._native, native, native.tokens, native.hidden, "bfloat16",
-                             _arrays.bf16_of(native.framework, handle._sent_dtype))
+                             _arrays.bf16_of(native.framework, handle._sent_dtype), stream)
 
-    def _expanded(self, of: Copied, places: int, rows_per_expert: int,
-                  scales_by_column: bool) -> Expanded:
+    def _expanded(self, of: Copied, places: int, rows_per_expert: int, scales_by_column: bool,
+                  stream: Optional[Stream] = None) -> Expanded:
         if rows_per_expert:
             places = of.experts * rows_per_expert
 
         def make(rows: int, columns: int, kind: str, dtype: Optional[Any] = None) -> Any:
-            return _arrays.empty(self._native, of, rows, columns, kind, dtype)
+            return _arrays.empty(self._native, of, rows, columns, kind, dtype, stream)
 
         rows = make(places, of.row_values, "uint8", of.rows_dtype)
         number = "int32" if of.cast == "ue8m0" else "float32"
@@ -429,10 +429,10 @@ class Group(RankOwner):
         native = handle._native
         biases = list(bias) if isinstance(bias, (list, tuple)) else [bias]
         if out is None:
-            out = self.empty_combined(handle)
+            out = self.empty_combined(handle, stream=stream)
         wanted: Optional[Any] = None
         if weights is True:
-            wanted = _arrays.empty(self._native, native, native.tokens, native.top_k, "float32")
+            wanted = _arrays.empty(self._native, native, native.tokens, native.top_k, "float32", None, stream)
         elif weights is not False:
             wanted = weights
         self._native.combine(native, out, wanted, biases, rows, row_weights, False, payload, packed,

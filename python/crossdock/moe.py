@@ -246,7 +246,7 @@ class Layer(RankOwner):
         The arrays have to stay as they are until the forward has run. All that is wrong with a call is
         found before anything is launched."""
         number = self._rank(rank)
-        out = self._output(rows, number) if out is None else out
+        out = self._output(rows, number, stream) if out is None else out
         self._native.forward(number, (rows, ids, weights, scales, shared_weights), out, residual,
                              expected_rows, stream)
         return out
@@ -277,18 +277,18 @@ class Layer(RankOwner):
         """The second half, on the same stream or one ordered after it; it waits for the rows on the GPU."""
         native = begun._native
         if out is None and not native.ended:
-            out = self._new(native.rank, native.tokens, native.framework, native.device, begun._dtype)
+            place = _arrays.Place(native.rank, native.device, native.framework)
+            out = self._new(place, native.tokens, begun._dtype, stream)
         self._native.forward_end(native, out, residual, stream)
         return out
 
-    def _output(self, rows: Array, rank: int) -> Any:
+    def _output(self, rows: Array, rank: int, stream: Optional[Stream]) -> Any:
         framework, tokens, _, device = self._native.place_of_rows(rank, rows)
-        return self._new(rank, tokens, framework, device, getattr(rows, "dtype", None))
+        return self._new(_arrays.Place(rank, device, framework), tokens, getattr(rows, "dtype", None), stream)
 
-    def _new(self, rank: int, tokens: int, framework: int, device: int, like: Any) -> Any:
-        place = _arrays.Place(rank, device, framework)
+    def _new(self, place: _arrays.Place, tokens: int, like: Any, stream: Optional[Stream]) -> Any:
         return _arrays.empty(self._native, place, tokens, self.options.hidden, "bfloat16",
-                             _arrays.bf16_of(framework, like))
+                             _arrays.bf16_of(place.framework, like), stream)
 
     def synchronize(self, timeout: float = 30.0, *, stream: Optional[Stream] = None) -> None:
         """Waits for what was called, then raises the first fault of a rank of this process. On GPUs it
