@@ -48,6 +48,20 @@ std::string dialled_address(const base::SocketAddress& listening, const base::Lo
   return here;
 }
 
+// What the caller says that peers shall dial; an address that none could dial would otherwise be
+// found by the peers, one by one.
+Result<std::string> advertised_address(const std::string& advertise, std::uint16_t listening_port) {
+  const auto wrong = [&](std::string_view why) {
+    return invalid_argument(fmt::format(
+        "`advertise` must be the host:port that peers dial, not '{}': {}", advertise, why));
+  };
+  const auto parsed = base::parse_host_port(advertise);
+  if (!parsed.ok()) return wrong(parsed.error().message);
+  if (parsed->host == "0.0.0.0" || parsed->host == "::")
+    return wrong("every peer would dial itself");
+  return base::format_host_port(parsed->host, parsed->port == 0 ? listening_port : parsed->port);
+}
+
 Result<base::Config> load_config(const EngineOptions& options) {
   base::ConfigOverrides overrides(options.config.begin(), options.config.end());
   if (!options.listen.empty()) overrides.emplace_back("control.listen", options.listen);
@@ -98,8 +112,12 @@ Result<> EngineCore::start(const EngineOptions& options) {
         on_welcome(std::move(link), hello);
       });
   CROSSDOCK_CHECK_OK(server_->listen());
-  address_ =
-      options.advertise.empty() ? dialled_address(server_->address(), log_) : options.advertise;
+  if (options.advertise.empty()) {
+    address_ = dialled_address(server_->address(), log_);
+  } else {
+    CROSSDOCK_TRY(advertised, advertised_address(options.advertise, server_->address().port()));
+    address_ = std::move(advertised);
+  }
   identity_.name = options.name.empty() ? address_ : options.name;
   Result<> listening;
   loop_->run([&] { listening = server_->start(); });

@@ -37,10 +37,13 @@ struct EngineOptions {
   // Where the control port listens: "127.0.0.1:0", "[::1]:7000", "0.0.0.0:7000". Port 0 lets the
   // system choose. Empty: `control.listen` of the configuration. Nothing else is bound.
   std::string listen = {};
-  // The address peers shall dial. Empty: the one listened on; of 0.0.0.0, the one on the way out.
+  // The address peers shall dial; without a port, that of the port listened on. Empty: the one
+  // listened on; of 0.0.0.0, the one on the way out.
   std::string advertise = {};
   // Metadata: "p2p" (no server: names are addresses), "inproc://id", "file:///dir",
-  // "tcp://host:port", "http://host:port/path".
+  // "tcp://host:port", "http://host:port/path". Entries have a lease that the engine renews, but
+  // for a plain HTTP service, which has none: what an engine that died left there stays (a warning
+  // says so when it is published).
   std::string store = "p2p";
   // Overrides of the configuration table by name, e.g. {"transfer.slice_bytes", "1MiB"};
   // `crossdock info --config` lists the names.
