@@ -213,6 +213,8 @@ Result<> EngineCore::usable() const {
 // Two kinds of connection come through the control port.
 void EngineCore::on_welcome(std::shared_ptr<ControlLink> link, const wire::Hello& hello) {
   if (hello.purpose == wire::Purpose::kData) return on_data_lane(link, hello);
+  // Whoever came now would not be asked to let go of what it learns.
+  if (closed_.load()) return refuse(*link, "it is being closed");
   const auto token = wire::random_id();
   if (!token.ok()) return link->close(token.error());
   sessions_.add(std::make_shared<InboundSession>(*this, std::move(link), hello, *token));
@@ -220,15 +222,8 @@ void EngineCore::on_welcome(std::shared_ptr<ControlLink> link, const wire::Hello
 
 void EngineCore::on_data_lane(const std::shared_ptr<ControlLink>& link, const wire::Hello& hello) {
   const auto session = sessions_.by_token(hello.token);
-  if (!session) {
-    // A lane of a session that ended, or of the engine that had this port before us.
-    const wire::Refused refused{
-        .code = Code::kPeerLost,
-        .message =
-            fmt::format("this is instance {:016x}; it has no such session", identity_.instance)};
-    (void)link->send(refused);
-    return link->close(make_error(refused.code, refused.message));
-  }
+  // A lane of a session that ended, or of the engine that had this port before us.
+  if (!session) return refuse(*link, "it has no such session");
   for (const auto& transport : transports_)
     transport->retire_lane(hello.token, hello.rail);
   if (const auto sent = link->send(welcome(hello.token)); !sent.ok())
@@ -246,6 +241,14 @@ void EngineCore::on_data_lane(const std::shared_ptr<ControlLink>& link, const wi
                     taken.error().message);
     return;
   }
+}
+
+void EngineCore::refuse(ControlLink& link, const std::string& why) const {
+  const wire::Refused refused{
+      .code = Code::kPeerLost,
+      .message = fmt::format("this is instance {:016x}; {}", identity_.instance, why)};
+  (void)link.send(refused);
+  link.close(make_error(refused.code, refused.message));
 }
 
 Result<> EngineCore::stop_transfers(Deadline deadline) {
@@ -282,8 +285,9 @@ Result<> EngineCore::close_entry(Deadline deadline) {
                .message = "calls of other threads are still inside the engine; close it again"};
 }
 
+// Who is to be asked is looked at on the loop, where peers are welcomed as well: one that is not
+// there then never comes.
 Result<> EngineCore::make_peers_let_go(Deadline deadline) {
-  if (sessions_.size() == 0) return {};
   const auto revocation = sessions_.revoke({});
   if (revocation->wait(deadline)) return {};
   sessions_.cut_lanes(*revocation);

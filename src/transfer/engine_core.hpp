@@ -133,6 +133,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void republish_later();
   void on_welcome(std::shared_ptr<ControlLink> link, const wire::Hello& hello);
   void on_data_lane(const std::shared_ptr<ControlLink>& link, const wire::Hello& hello);
+  void refuse(ControlLink& link, const std::string& why) const;
   [[nodiscard]] std::vector<wire::RegionEntry> entries_of(
       std::span<const std::shared_ptr<mem::RegionRecord>> regions) const;
   void announce(std::span<const std::shared_ptr<mem::RegionRecord>> regions);

@@ -20,15 +20,20 @@ class RawClient {
   // Opens `engine` as an engine of that name and instance. `copies`: it says that it writes into
   // the memory of others by itself.
   RawClient(const Engine& engine, std::string name, std::uint64_t instance, bool copies = false) {
+    auto greeted = greet(engine, std::move(name), instance, copies);
+    if (!greeted.ok()) ADD_FAILURE() << greeted.error().describe();
+    greeting_.emplace(std::move(greeted).value());
+  }
+  // The handshake alone, which the engine may refuse.
+  static Result<transfer::detail::Greeting> greet(const Engine& engine, std::string name,
+                                                  std::uint64_t instance, bool copies) {
     using namespace transfer::detail;
     const Identity self{.name = std::move(name),
                         .instance = instance,
                         .host = read_host_identity(),
                         .secret = {},
                         .features = copies ? kFeatureCopiesItself : 0};
-    auto greeted = dial(base::parse_host_port(engine.address()).value(), self, {}, soon());
-    if (!greeted.ok()) ADD_FAILURE() << greeted.error().describe();
-    greeting_.emplace(std::move(greeted).value());
+    return dial(base::parse_host_port(engine.address()).value(), self, {}, soon());
   }
 
   template <class M>

@@ -113,6 +113,20 @@ TEST(Session, AByeOfAPeerThatCopiesIsItsWord) {
   EXPECT_TRUE(region.release(soon()).ok());
 }
 
+// It would not be asked to let go of what it learned.
+TEST(Session, NobodyIsWelcomedByAnEngineThatCloses) {
+  auto target = make_engine("shm");
+  auto region = target.allocate(4096).value();
+  RawClient slow(target, "slow", 7, true);
+  std::thread closing([&] { EXPECT_TRUE(target.close(soon()).ok()); });
+  const auto asked = slow.receive<wire::Revoke>();
+  const auto late = RawClient::greet(target, "late", 8, true);
+  EXPECT_EQ(late.code(), Code::kPeerLost) << "it waits for the slow one";
+  EXPECT_TRUE(asked);
+  if (asked) slow.send(wire::RevokeAck{.token = asked->token});
+  closing.join();
+}
+
 TEST(Session, ASilentPeerIsLost) {
   auto target = make_engine("tcp", {.config = {{"control.silence", "200ms"}}});
   auto mailbox = target.mailbox("kv").value();
