@@ -27,6 +27,23 @@ RemoteRegionPtr make_region(const wire::RegionEntry& entry,
   return region;
 }
 
+// What is above these ids, each of which is above those before. By its id a region is let go of and
+// mapped: two of one id would be taken for each other, also when the first is on its way out.
+Result<std::uint64_t> check_ids(const std::vector<wire::RegionEntry>& entries, std::uint64_t end) {
+  std::vector<std::uint32_t> ids;
+  ids.reserve(entries.size());
+  for (const auto& entry : entries)
+    ids.push_back(entry.region_id);
+  std::sort(ids.begin(), ids.end());
+  for (const auto id : ids) {
+    if (id < end)
+      return make_error(Code::kCorrupt,
+                        fmt::format("the peer announced a region by the id {} of another", id));
+    end = std::uint64_t{id} + 1;
+  }
+  return end;
+}
+
 }  // namespace
 
 const RemoteRegionPtr* find_remote(const RemoteRegions::Snapshot& snapshot,
@@ -48,6 +65,10 @@ Result<> RemoteRegions::add(const std::vector<wire::RegionEntry>& entries,
   std::sort(fresh.begin(), fresh.end(), by_address);
 
   const std::lock_guard lock(mutex_);
+  CROSSDOCK_TRY(ids_end, check_ids(entries, ids_end_));
+  if (snapshot_->size() + fresh.size() > most_)
+    return make_error(Code::kCorrupt,
+                      fmt::format("the peer announced more than {} regions", most_));
   auto next = std::make_shared<Snapshot>();
   next->reserve(snapshot_->size() + fresh.size());
   std::merge(snapshot_->begin(), snapshot_->end(), fresh.begin(), fresh.end(),
@@ -61,6 +82,7 @@ Result<> RemoteRegions::add(const std::vector<wire::RegionEntry>& entries,
                                     a.address, b.address));
   }
   snapshot_ = std::move(next);
+  ids_end_ = ids_end;
   changed_.notify_all();
   return {};
 }

@@ -18,9 +18,14 @@ using RemoteRegionPtr = std::shared_ptr<transport::RemoteRegion>;
 
 class RemoteRegions {
  public:
+  // Of one peer: whoever announces more would fill our memory.
+  static constexpr std::size_t kMost = 1u << 20;
+  explicit RemoteRegions(std::size_t most = kMost) : most_(most) {}
+
   using Snapshot = std::vector<RemoteRegionPtr>;  // sorted by address
 
-  // Adds regions with ids not known yet. kCorrupt when they overlap what is there: the peer lies.
+  // Adds regions with ids that were never told before: an engine counts upwards. kCorrupt when that
+  // is not so, or when they overlap what is there: the peer lies.
   Result<> add(const std::vector<wire::RegionEntry>& entries,
                const std::vector<wire::TransportOffer>& offers);
   // Takes regions out of the lookup and marks them revoked; empty `ids` means all. Returns them.
@@ -32,9 +37,11 @@ class RemoteRegions {
   void wake();
 
  private:
+  const std::size_t most_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
+  std::uint64_t ids_end_ = 0;  // above every id so far, of regions that are gone, too
 };
 
 // The region of a snapshot that holds `address`, or null. O(log n).

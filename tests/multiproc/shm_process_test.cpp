@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <functional>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -258,6 +259,33 @@ TEST(ShmRegions, AKeyThatPromisesTooMuchIsRefused) {
   EXPECT_EQ(refused.code(), Code::kDenied);
   region->keys[0].second.resize(5);
   EXPECT_FALSE(endpoint->attach(*region).ok());
+}
+
+// Its mapping is known by the id: bytes for the other would go to addresses of this process.
+TEST(ShmRegions, AnotherRegionOfTheSameIdIsRefused) {
+  PeerProcessHelper peer;
+  Initiator self(CopyMode::kMap);
+  const auto endpoint = self.connect(peer);
+  ASSERT_NE(endpoint, nullptr);
+  const auto region = peer.make_region(kMiB, true);
+  attach(*endpoint, *region);
+  const auto refused_as = [&](const std::function<void(RemoteRegion&)>& differ) {
+    RemoteRegion twin;
+    twin.id = region->id;
+    twin.address = region->address;
+    twin.length = region->length;
+    twin.access = region->access;
+    twin.keys = region->keys;
+    differ(twin);
+    return endpoint->attach(twin).code();
+  };
+  EXPECT_EQ(refused_as([](RemoteRegion&) {}), Code::kOk) << "attached again";
+  EXPECT_EQ(refused_as([](RemoteRegion& twin) { twin.address += kMiB; }), Code::kCorrupt);
+  EXPECT_EQ(refused_as([](RemoteRegion& twin) { twin.length /= 2; }), Code::kCorrupt);
+  EXPECT_EQ(refused_as([](RemoteRegion& twin) { twin.access = transfer::Access::kRemoteRead; }),
+            Code::kCorrupt);
+  const auto other = peer.make_region(kMiB, true);
+  EXPECT_EQ(refused_as([&](RemoteRegion& twin) { twin.keys = other->keys; }), Code::kCorrupt);
 }
 
 // A memfd that its owner could shrink would end this process with SIGBUS: it is not offered for

@@ -103,6 +103,11 @@ Result<RemoteAccess> PeerProcess::attach(const RemoteRegion& region, CopyMode mo
 
   const std::lock_guard lock(mutex_);
   if (const auto known = mappings_.find(region.id); known != mappings_.end()) {
+    if (!known->second.is_of(region))
+      return Error{.code = Code::kCorrupt,
+                   .scope = Scope::kPeer,
+                   .message = fmt::format("peer '{}' announced region {} twice, at {:#x} and {:#x}",
+                                          name_, region.id, known->second.address, region.address)};
     auto& users = known->second.users;
     if (std::ranges::find(users, user) == users.end()) users.push_back(user);
     return known->second.access;
@@ -116,6 +121,11 @@ Result<RemoteAccess> PeerProcess::attach(const RemoteRegion& region, CopyMode mo
   const auto access = mapping->access;
   mappings_[region.id] = *std::move(mapping);
   return access;
+}
+
+bool PeerProcess::Mapping::is_of(const RemoteRegion& region) const noexcept {
+  return address == region.address && bytes == region.length && rights == region.access &&
+         key == key_of(region);
 }
 
 PeerProcess::Mappings::iterator PeerProcess::let_go(Mappings::iterator known,
@@ -171,6 +181,10 @@ Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,
   (void)::madvise(data, length, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
   const std::uint64_t start = reinterpret_cast<std::uint64_t>(data) + skipped;
   return Mapping{
+      .address = region.address,
+      .bytes = region.length,
+      .rights = region.access,
+      .key = std::string(key_of(region)),
       .data = data,
       .length = length,
       .access = {.delta = static_cast<std::int64_t>(start - region.address), .mode = kMapped}};

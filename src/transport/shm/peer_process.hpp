@@ -47,7 +47,8 @@ class PeerProcess {
   [[nodiscard]] bool alive() const noexcept;
   [[nodiscard]] Error lost() const;
 
-  // `user` is who holds the region from now on; attaching again changes nothing.
+  // `user` is who holds the region from now on; attaching again changes nothing. kCorrupt when
+  // another region has that id: the peer lies.
   Result<RemoteAccess> attach(const RemoteRegion& region, CopyMode mode, const void* user);
   void detach(mem::RegionId region, const void* user) noexcept;
   // Detaches all that `user` holds.
@@ -56,10 +57,17 @@ class PeerProcess {
 
  private:
   struct Mapping {
+    // Of what region.
+    std::uint64_t address = 0;
+    std::uint64_t bytes = 0;
+    transfer::Access rights = transfer::Access::kRemoteReadWrite;
+    std::string key = {};
+    // Where it is here.
     void* data = nullptr;
     std::size_t length = 0;
     RemoteAccess access;
     std::vector<const void*> users = {};
+    [[nodiscard]] bool is_of(const RemoteRegion& region) const noexcept;
   };
   using Mappings = std::map<mem::RegionId, Mapping>;
   // Lock held. Returns what follows.
