@@ -51,7 +51,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   // Loop thread, within `on_closed`: leaves the descriptor open until the peer closes its end.
   void linger(std::function<void()> on_gone);
   // Any thread: the peer does not see the end of a closed link while one of these is left. Rails
-  // that touch its memory hold one.
+  // that touch its memory hold one. Null once the link is closed.
   [[nodiscard]] std::shared_ptr<const void> hold() const;
 
   // Any thread. kClosed after the end, kWouldBlock when the peer does not read and the queue is

@@ -51,6 +51,8 @@ Result<std::shared_ptr<RailSet>> PeerCore::dial_set(std::size_t slot, Deadline d
   set->transport = &transport;
   set->slot = slot;
   set->link = link_->hold();
+  // It ended just now: what runs on these rails would not keep the peer from seeing that.
+  if (!set->link) return lost_error();
   for (std::uint32_t rail = 0; rail < transport.num_rails(); ++rail) {
     CROSSDOCK_TRY(endpoint, transport.connect(info, rail, deadline));
     set->rails.push_back(std::move(endpoint));

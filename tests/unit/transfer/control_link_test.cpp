@@ -81,6 +81,7 @@ TEST(ControlLink, AHeldDescriptorOutlivesTheLink) {
   std::byte byte{};
   EXPECT_EQ(base::recv_some(linked.far.get(), std::span(&byte, 1), Deadline::in(50ms)).code(),
             Code::kDeadline);
+  EXPECT_EQ(linked.link->hold(), nullptr) << "nothing that begins now can be held by it";
   held.reset();
   EXPECT_EQ(base::recv_some(linked.far.get(), std::span(&byte, 1), soon()).value(), 0u);
 }
