@@ -83,12 +83,14 @@ Result<> PeerCore::on_frame(const wire::Frame& frame) {
       return on_segment_page(frame);
     case wire::MessageType::kRegionAdded: {
       CROSSDOCK_TRY(added, wire::decode<wire::RegionAdded>(frame.payload));
+      if (fenced_) return {};
       return regions_.add(added.regions, welcome_.transports);
     }
     case wire::MessageType::kRegionsRemoved: {
       CROSSDOCK_TRY(removed, wire::decode<wire::RegionsRemoved>(frame.payload));
-      if (!removed.region_ids.empty()) regions_.revoke(removed.region_ids);
-      return {};
+      if (removed.region_ids.empty()) return {};
+      take_out(removed.region_ids);
+      return check_revocations(), Result<>();
     }
     case wire::MessageType::kRevoke:
       return on_revoke(frame);
@@ -138,22 +140,40 @@ Result<> PeerCore::on_segment_page(const wire::Frame& frame) {
 }
 
 // The peer wants regions back (or, naming none, everything): what runs on them is stopped, and the
-// acknowledgement goes out when the last of it is quiesced.
+// acknowledgement goes out when the last of it is quiesced. That holds for regions which an earlier
+// request took out of the lookup, too: the peer may ask again as often as it likes. After
+// everything nothing is left to do here: the link ends, and the engine is opened anew.
 Result<> PeerCore::on_revoke(const wire::Frame& frame) {
   CROSSDOCK_TRY(revoke, wire::decode<wire::Revoke>(frame.payload));
-  const bool everything = revoke.region_ids.empty();
-  const auto regions = regions_.revoke(revoke.region_ids);
-  revocations_.push_back({revoke.token, regions, everything});
+  take_out(revoke.region_ids);
+  const auto& ids = revoke.region_ids;
+  if (ids.empty()) fenced_ = true;
+  std::sort(revoke.region_ids.begin(), revoke.region_ids.end());
+  auto& regions = revocations_.emplace_back(Revocation{revoke.token, {}, ids.empty()}).regions;
+  std::copy_if(leaving_.begin(), leaving_.end(), std::back_inserter(regions),
+               [&](const RemoteRegionPtr& region) {
+                 return ids.empty() || std::binary_search(ids.begin(), ids.end(), region->id);
+               });
+  check_revocations();
+  return {};
+}
+
+void PeerCore::take_out(const std::vector<std::uint32_t>& region_ids) {
+  auto taken = regions_.revoke(region_ids);
+  std::move(taken.begin(), taken.end(), std::back_inserter(leaving_));
   const Error why = revoked_error();
   for (const auto& transfer : engine_->transfers().all()) {
     if (transfer->peer.get() != this) continue;
     if (transfer->uses_revoked()) transfer->request_stop(why);
   }
-  check_revocations();
-  return {};
 }
 
 void PeerCore::check_revocations() {
+  std::erase_if(leaving_, [this](const RemoteRegionPtr& region) {
+    if (region->leases.load() != 0) return false;
+    detach(*region);
+    return true;
+  });
   for (auto it = revocations_.begin(); it != revocations_.end();) {
     const bool quiet = std::all_of(it->regions.begin(), it->regions.end(),
                                    [](const RemoteRegionPtr& r) { return r->leases.load() == 0; });
@@ -164,9 +184,15 @@ void PeerCore::check_revocations() {
     for (const auto& region : it->regions)
       detach(*region);
     const wire::RevokeAck done{.token = it->token};
+    const bool everything = it->everything;
     it = revocations_.erase(it);
     // A peer that does not read is told by the end of the link.
     if (const auto sent = link_->send(done); !sent.ok()) return link_->close(sent.error());
+    if (everything)
+      return link_->close(Error{.code = Code::kPeerLost,
+                                .scope = Scope::kPeer,
+                                .retry = Retry::kAfterReconnect,
+                                .message = "it took back all of its memory"});
   }
 }
 

@@ -88,7 +88,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   };
   struct Revocation {
     std::uint64_t token = 0;
-    std::vector<std::shared_ptr<transport::RemoteRegion>> regions;
+    std::vector<RemoteRegionPtr> regions;
     bool everything = false;
   };
 
@@ -99,6 +99,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   void settle(std::uint64_t sequence, Result<std::uint64_t> reply);
   void settle_all(const Error& why);
   void on_closed(const Error& why);
+  void take_out(const std::vector<std::uint32_t>& region_ids);
   void check_revocations();
   void detach(transport::RemoteRegion& region);
 
@@ -126,8 +127,10 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   const wire::Welcome welcome_;
   RemoteRegions regions_;
   std::shared_ptr<ControlLink> link_;
-  wire::SegmentAssembler assembler_;     // loop thread
-  std::vector<Revocation> revocations_;  // loop thread
+  wire::SegmentAssembler assembler_;      // loop thread
+  std::vector<Revocation> revocations_;   // loop thread: not yet acknowledged
+  std::vector<RemoteRegionPtr> leaving_;  // loop thread: taken back, and transfers still hold them
+  bool fenced_ = false;                   // loop thread: the peer took everything back
 
   std::atomic<bool> alive_{true};
   std::atomic<std::uint64_t> moved_{0};

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "support/engines.hpp"
@@ -93,6 +94,42 @@ TEST_P(FenceOver, OthersOfTheEngineGoOn) {
   ASSERT_TRUE(pair.target.fence_instance(pair.source.instance(), soon()).ok());
   const Request write{Op::kWrite, bytes.data(), address_of(pair.remote), 64};
   EXPECT_TRUE(other.transfer(peer, std::span(&write, 1), {.deadline = soon()}).ok());
+}
+
+// A peer that confirms too late was fenced all the same: it notices, and may open the engine again.
+TEST(Fence, APeerThatConfirmsLateMayOpenAgain) {
+  Pair pair("shm", 4096);
+  std::promise<void> hangs, go_on;
+  auto inbox = pair.source.mailbox("inbox").value();
+  const auto hanging = inbox
+                           .on_message([&hangs, gate = go_on.get_future().share()](
+                                           const transfer::Message& message) {
+                             if (message.payload != "wait") return;
+                             hangs.set_value();
+                             gate.wait();
+                           })
+                           .value();
+  auto back = pair.target.open(pair.source.name(), soon()).value();
+  auto knock =
+      pair.target.submit(back, {}, {.deadline = soon(), .notification = {{"inbox", "wait"}}})
+          .value();
+  hangs.get_future().wait();
+  EXPECT_EQ(pair.target.fence_instance(pair.source.instance(), Deadline::in(200ms)).code(),
+            Code::kDeadline);
+  std::vector<std::byte> memory(4096);
+  auto later =
+      pair.target.register_memory(memory.data(), memory.size(), {.label = "later"}).value();
+  go_on.set_value();
+  EXPECT_TRUE(knock.wait(soon()).ok());
+  const auto patience = soon();
+  while (pair.peer.alive() && !patience.passed())
+    std::this_thread::yield();
+  EXPECT_FALSE(pair.peer.alive()) << "fenced, it must open the engine again";
+  for (const auto& region : pair.peer.regions())
+    EXPECT_NE(region.label, "later") << "announced to one that is fenced off";
+  pair.peer = pair.open();
+  const auto again = pair.run({pair.write(0, 4096)});
+  EXPECT_TRUE(again.ok()) << again.error().describe();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "support/engines.hpp"
+#include "support/raw_server.hpp"
 #include "support/relay.hpp"
 #include "transfer/control_link.hpp"
 #include "wire/control.hpp"
@@ -168,6 +169,37 @@ TEST(Revoke, APeerThatDoesNotReadTheAcknowledgementLosesItsLink) {
   for (auto& transfer : moving) {
     (void)transfer.wait(soon());  // the first may have arrived
     EXPECT_TRUE(transfer::is_terminal(transfer.status().state));
+  }
+}
+
+// Whoever asks again, by name or for everything, is not told that its memory is free while what the
+// first request stopped is still under way.
+TEST(Revoke, ASecondRequestWaitsForTheSameTransfers) {
+  for (const std::vector<std::uint32_t>& again :
+       {std::vector<std::uint32_t>{RawServer::kRegion}, std::vector<std::uint32_t>{}}) {
+    std::vector<std::byte> memory(64);
+    RawServer server;
+    auto source = make_engine("tcp", {.config = {{"log.level", "error"}}});
+    auto local = source.register_memory(memory.data(), memory.size()).value();
+    auto peer = source.open(server.name(), soon()).value();
+    const Request write{Op::kWrite, memory.data(), RawServer::kAddress, memory.size()};
+    auto moving =
+        source.submit(peer, std::span(&write, 1), {.deadline = Deadline::in(10min)}).value();
+    server.send(wire::Revoke{.token = 1, .region_ids = {RawServer::kRegion}});
+    server.send(wire::Revoke{.token = 2, .region_ids = again});
+    server.send(wire::Ping{.value = 3});
+    const auto first = server.receive();
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->type, wire::MessageType::kPong) << "acknowledged beside a running write";
+    EXPECT_FALSE(transfer::is_terminal(moving.status().state));
+    server.end_lanes();
+    EXPECT_FALSE(moving.wait(soon()).ok());
+    for (const std::uint64_t token : {1u, 2u}) {
+      const auto ack = server.receive();
+      ASSERT_TRUE(ack);
+      ASSERT_EQ(ack->type, wire::MessageType::kRevokeAck);
+      EXPECT_EQ(wire::decode<wire::RevokeAck>(ack->payload)->token, token);
+    }
   }
 }
 
