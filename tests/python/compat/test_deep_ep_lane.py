@@ -8,6 +8,8 @@ import types
 import numpy as np
 import pytest
 
+from crossdock import DeadlineExceeded
+from crossdock.compat.deep_ep import Buffer, ElasticBuffer
 from crossdock.compat.deep_ep.elastic_extras import Extras
 from crossdock.compat.deep_ep.events import EventHandle
 from crossdock.compat.deep_ep.lane import Call, Lane
@@ -211,6 +213,32 @@ def test_what_is_waited_is_kept_as_all_that_a_call_writes(monkeypatch):
     monkeypatch.setattr(low, "_send", lambda *_: (handle, types.SimpleNamespace(rows=x, scales=None)))
     low.dispatch(x, x, 1, 1, Format(False, False, False), None, waited, True, False)
     assert any(one is waited for one in kept)
+
+
+@pytest.mark.parametrize("kind, parts", [(Buffer, ("_normal", "_low_latency")), (ElasticBuffer, ("_calls", "_extras"))])
+@pytest.mark.parametrize("late", [False, True])
+def test_memory_goes_when_the_communication_stream_is_done(cuda, kind, parts, late):
+    done = []
+
+    def synchronize(timeout, stream):
+        done.append((stream.name, timeout))
+        if late:
+            raise DeadlineExceeded("deep_ep: late")
+
+    def part(name, groups):
+        return types.SimpleNamespace(groups=groups, close=lambda: done.append(name))
+
+    buffer = object.__new__(kind)
+    buffer._closed, buffer._lane, buffer._settings = False, Lane(0), Settings(timeout=7)
+    group = types.SimpleNamespace(synchronize=synchronize)
+    for name, groups in zip(parts, ([], [group, group])):
+        setattr(buffer, name, part(name, groups))
+    with buffer._lane.call(None, True):
+        pass
+    with pytest.raises(DeadlineExceeded) if late else contextlib.nullcontext():
+        buffer.destroy()
+    buffer.destroy()
+    assert done == [("comm", 7), *parts]
 
 
 def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):

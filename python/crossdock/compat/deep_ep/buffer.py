@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, ClassVar, Optional, Sequence, Tuple, Union
 
 from ... import ep
@@ -50,19 +51,22 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
         self.enable_shrink = enable_shrink
         self._lane = Lane(-1 if self._rank.twin else current_device())
-        settings = Settings.read(type(self).num_sms)
-        self._normal = Normal(self._rank, self._lane, num_nvl_bytes, settings)
-        self._low_latency = LowLatency(self._rank, self._lane, settings, enable_shrink)
+        self._settings = Settings.read(type(self).num_sms)
+        self._normal = Normal(self._rank, self._lane, num_nvl_bytes, self._settings)
+        self._low_latency = LowLatency(self._rank, self._lane, self._settings, enable_shrink)
         self._closed = False
 
     # ---- life --------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
-        """Gives the memory back. Local: it waits for no other rank. Twice is no error."""
+        """Gives the memory back when the calls are over that this rank has made. Local: it waits for no other
+        rank. Twice is no error."""
         if not self._closed:
             self._closed = True
-            self._normal.close()
-            self._low_latency.close()
+            with contextlib.ExitStack() as last:  # whatever is said of a call that does not end
+                last.callback(self._low_latency.close)
+                last.callback(self._normal.close)
+                self._lane.finish([*self._normal.groups, *self._low_latency.groups], self._settings.timeout)
 
     @staticmethod
     def is_sm90_compiled() -> bool:

@@ -60,13 +60,14 @@ class ElasticBuffer:
     # ---- life --------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
-        """Gives the memory back. Local: it waits for no other rank. Twice is no error."""
+        """Gives the memory back when the calls are over that this rank has made. Local: it waits for no other
+        rank. Twice is no error."""
         if not self._closed:
             self._closed = True
-            try:
-                self._calls.close()
-            finally:
-                self._extras.close()
+            with contextlib.ExitStack() as last:  # whatever is said of a call that does not end
+                last.callback(self._extras.close)
+                last.callback(self._calls.close)
+                self._lane.finish([*self._calls.groups, *self._extras.groups], self._settings.timeout)
 
     @staticmethod
     def capture() -> EventHandle:

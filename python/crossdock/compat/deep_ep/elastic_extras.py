@@ -43,16 +43,19 @@ class Extras:
         self._scales: Optional[Array] = None
         self._row: Tuple[int, Any] = (0, None)
 
+    @property
+    def groups(self) -> Sequence[coll.Group]:
+        return [group for group in (self._gathers, self._pipeline, self._table) if group is not None]
+
     def close(self) -> None:
         self._session = None
         self._inplace.clear()
-        groups = (self._gathers, self._pipeline, self._table)
+        groups = self.groups
         self._gathers = self._pipeline = self._table = None
         # All of them, whatever one of them says of a rank that has failed.
         with contextlib.ExitStack() as last:
             for group in groups:
-                if group is not None:
-                    last.callback(self._rank.leave, group)
+                last.callback(self._rank.leave, group)
 
     def _make(self, old: Optional[coll.Group], options: coll.Options) -> coll.Group:
         if old is not None:

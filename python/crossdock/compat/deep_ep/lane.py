@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Iterator, Optional, Sequence, Union
 
 from ...errors import InvalidArgument
 from .events import EventHandle, EventOverlap, event_of
 from .frame import Frame
+from .ranks import Group
 
 __all__ = ["Call", "Lane"]
 
@@ -98,6 +99,12 @@ class Lane:
                 yield call
         finally:
             call.end()
+
+    def finish(self, groups: Sequence[Group], timeout: float) -> None:
+        """Before memory of the groups goes: waits for what is on the communication stream, at most ``timeout``
+        seconds. :class:`crossdock.DeadlineExceeded` where it does not end."""
+        if self._stream is not None and groups:
+            groups[0].synchronize(timeout, stream=self._stream)
 
     def _follow(self, stream: Any) -> None:
         """Calls of a rank come one after the other, on whatever streams. A call in a capture follows

@@ -124,6 +124,10 @@ class LowLatency:
         self._held: dict[int, list[Tuple[weakref.ref[LowLatencyHandle], Pending]]] = {}
         self._masked: set[int] = set()  # by the caller, for worlds that are made later
 
+    @property
+    def groups(self) -> Sequence[ep.Group]:
+        return [group for world in self._worlds.values() for group in world.groups]
+
     def close(self) -> None:
         for world in self._worlds.values():
             world.close()

@@ -148,6 +148,10 @@ class Normal:
     def worlds(self) -> Sequence[World]:
         return list(self._worlds.values())
 
+    @property
+    def groups(self) -> Sequence[ep.Group]:
+        return [world.group for world in self._worlds.values()]
+
     def close(self) -> None:
         for world in self._worlds.values():
             world.close()
