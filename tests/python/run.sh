@@ -13,7 +13,9 @@ for module in pytest numpy; do
 done
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-PYTHONPATH=$packages "$python" -m pytest -q -rs -p no:cacheprovider "$@" "$folder" 2>&1 | tee "$log"
+# A test that hangs shows where each thread is, long before ctest ends it.
+PYTHONPATH=$packages "$python" -m pytest -q -rs -p no:cacheprovider -o faulthandler_timeout=60 "$@" "$folder" 2>&1 |
+  tee "$log"
 status=${PIPESTATUS[0]}
 # pytest has no code of its own for "all skipped".
 tail -n 1 "$log" | grep -Eq 'passed|failed|error' || { ((status == 0 || status == 5)) && exit 77; }
