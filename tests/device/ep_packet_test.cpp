@@ -170,6 +170,18 @@ struct OneSlot {
   }
 };
 
+// Combines by flags deal tokens by tickets, which the combine before has to have set back.
+TEST(EpPackets, TakeTurnsWithCombinesByFlagsInOneSlot) {
+  for (u32 seed = 1; seed <= kEpSeeds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    OneSlot slot;
+    for (const u32 packets : {1u, 2u, 1u}) {
+      ASSERT_NO_FATAL_FAILURE(slot.run_and_check(1, false, seed));
+      ASSERT_NO_FATAL_FAILURE(slot.run_and_check(packets, true, seed));
+    }
+    ASSERT_NO_FATAL_FAILURE(slot.run_and_check(1, false, seed));
+  }
+}
 // Words that announce rows have 16 bits of the epoch. Those that a combine by flags has left must
 // not be taken for those of the next one, when as many have travelled in packets since.
 TEST(EpPackets, AnnouncementsOfLongAgoAreNotTakenForNewOnes) {

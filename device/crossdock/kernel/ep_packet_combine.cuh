@@ -77,7 +77,10 @@ struct EpPacketCombine {
     // A rank that has nothing from here is to know that this rank has come so far.
     if (warp == 0 && lane < p.view.world && talks_to(lane))
       put_packet(places.header(p.view.rank, lane) + headers(), epoch, rows, 0);
-    if (warp == 0 && epoch % kEpPacketsFollowEvery < 2) follow();
+    if (warp != 0) return;
+    // A combine by flags that comes next deals tokens by it.
+    if (lane == 0) ptx::st_relaxed_gpu(&p.state->tickets[(epoch + 1) & 1u].value, 0u);
+    if (epoch % kEpPacketsFollowEvery < 2) follow();
   }
   // What a combine by flags would have told: nobody waits for it, but what it replaces is older
   // than can be told from what is to come.
