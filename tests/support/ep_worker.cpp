@@ -193,7 +193,10 @@ class Worker {
   }
   Result<> loop(u32 count) {
     for (u32 i = 0; i < count; ++i) {
-      CROSSDOCK_CHECK_OK(rig_->group().dispatch(o_.rank, rig_->tokens(o_.rank)));
+      CROSSDOCK_TRY(handle, rig_->group().dispatch(o_.rank, rig_->tokens(o_.rank)));
+      // Whatever lies there: results are not looked at.
+      if (o_.few)
+        CROSSDOCK_CHECK_OK(rig_->group().combine(handle, {.rows = rig_->combined(o_.rank)}));
       CROSSDOCK_CHECK_OK(rig_->group().check());
     }
     return rig_->group().synchronize(ep_soon());

@@ -10,7 +10,7 @@
 //                     "good <ns of the steady clock> masked <bits> whole <right ones before it>
 //                     torn <wrong ones>"
 //   dispatch <seed>   dispatch alone, waited for
-//   loop <n>          n dispatches in a row, then wait
+//   loop <n>          n dispatches in a row, of few tokens each with its combine, then wait
 //   device            copies to the GPU and back: whether the context is whole
 //   reset <ms>        Group::reset()
 //   reform <ms>       Group::reform()

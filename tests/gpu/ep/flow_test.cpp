@@ -280,12 +280,25 @@ TEST_F(EpGpu, NoGroupIsMadeWhileAStreamIsCaptured) {
 
 // ---- long runs ---------------------------------------------------------------------------------
 
+// On the path of many tokens, of few, and of few in packets.
+struct SoakCase {
+  const char* name;
+  u32 tokens;
+  bool few;
+};
+class EpGpuSoak : public EpGpu, public ::testing::WithParamInterface<SoakCase> {};
+
 // Rounds in a row without the host: each round's result is kept, its slot is poisoned in stream,
 // and the ranks are slowed down now and then. Afterwards every result is compared.
-TEST_F(EpGpu, RoundsWithPoisonAndDelaysAreAllRight) {
+TEST_P(EpGpuSoak, RoundsWithPoisonAndDelaysAreAllRight) {
   constexpr u32 kRounds = 300;
-  EpCase c = identity_case(world_, 60);
-  EpGroupRig r = rig(c, [](ep::Options& o) { o.slots = 3; });
+  const SoakCase& of = GetParam();
+  EpCase c = identity_case(world_, of.tokens);
+  c.fixed = of.few;
+  EpGroupRig r = rig(c, [](ep::Options& o) {
+    o.slots = 3;
+    o.small_slots = 4;
+  });
   const EpInputs inputs = finite_inputs(c, 2);
   r.load(inputs);
   const u64 result_bytes = u64{c.max_tokens} * c.row_bytes;
@@ -315,9 +328,10 @@ TEST_F(EpGpu, RoundsWithPoisonAndDelaysAreAllRight) {
       const auto done =
           r.group().combine(handle, {.rows = results[rank].as<u8>() + round * result_bytes});
       ASSERT_TRUE(done.ok()) << done.error().describe();
-      // Some are held for a while, so that slots come in another order and some rounds fall back.
+      // Some are held for a while: of many tokens, so that slots come in another order and some
+      // rounds fall back; of few the next slot has to be free.
       held[rank].push_back(std::move(handle));
-      while (held[rank].size() > random() % 6)
+      while (held[rank].size() > random() % (of.few ? 4 : 6))
         held[rank].pop_front();
     }
   ASSERT_NO_FATAL_FAILURE(r.synchronize());
@@ -331,6 +345,10 @@ TEST_F(EpGpu, RoundsWithPoisonAndDelaysAreAllRight) {
       ASSERT_NO_FATAL_FAILURE(check_identity(r, c, inputs, rank)) << "round " << round;
     }
 }
+INSTANTIATE_TEST_SUITE_P(Path, EpGpuSoak,
+                         ::testing::Values(SoakCase{"many", 60, false}, SoakCase{"few", 60, true},
+                                           SoakCase{"packets", 6, true}),
+                         [](const auto& test) { return test.param.name; });
 
 // ---- pointers ----------------------------------------------------------------------------------
 

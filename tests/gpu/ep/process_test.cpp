@@ -1,6 +1,6 @@
 // Expert parallelism between processes, one real GPU each or shared where there are fewer: rounds,
-// a process that is killed and one that is stopped in the middle of a row of dispatches, the group
-// after it, and how soon the others go on without one.
+// a process that is killed and one that is stopped in the middle of a row of calls, the group after
+// it, and how soon the others go on without one.
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <csignal>
@@ -42,10 +42,6 @@ class EpProcessesNotUnderSanitizer : public GpuTest {
     }
     ASSERT_THAT(ask_all(workers_, "create"), Each("ok"));
   }
-  void start() {
-    ASSERT_NO_FATAL_FAILURE(create(2, [](EpWorkerOptions&) {}));
-    ASSERT_THAT(ask_all(workers_, "round 1"), Each("ok"));
-  }
   void kill(std::size_t worker) {
     workers_[worker]->child().signal(SIGKILL);
     (void)workers_[worker]->child().wait();
@@ -62,14 +58,32 @@ class EpProcessesNotUnderSanitizer : public GpuTest {
   std::vector<std::unique_ptr<EpWorker>> workers_;
 };
 
-TEST_F(EpProcessesNotUnderSanitizer, RoundsAgreeWithTheReference) {
+// Two processes, on the path of many tokens, of few, and of few in packets.
+struct PathOfTwo {
+  const char* name;
+  std::uint32_t tokens;
+  bool few;
+};
+class EpPairNotUnderSanitizer : public EpProcessesNotUnderSanitizer,
+                                public ::testing::WithParamInterface<PathOfTwo> {
+ protected:
+  void start() {
+    ASSERT_NO_FATAL_FAILURE(create(2, [](EpWorkerOptions& o) {
+      o.tokens = GetParam().tokens;
+      o.few = GetParam().few;
+    }));
+    ASSERT_THAT(ask_all(workers_, "round 1"), Each("ok"));
+  }
+};
+
+TEST_P(EpPairNotUnderSanitizer, RoundsAgreeWithTheReference) {
   ASSERT_NO_FATAL_FAILURE(start());
   for (int seed = 2; seed < 8; ++seed)
     ASSERT_THAT(ask_all(workers_, "round " + std::to_string(seed)), Each("ok"));
   EXPECT_THAT(ask_all(workers_, share(2) ? "loop 100" : "loop 2000"), Each("ok"));
   EXPECT_THAT(ask_all(workers_, "destroy"), Each("ok"));
 }
-TEST_F(EpProcessesNotUnderSanitizer, AKilledRankIsNamedAndTheContextIsWhole) {
+TEST_P(EpPairNotUnderSanitizer, AKilledRankIsNamedAndTheContextIsWhole) {
   ASSERT_NO_FATAL_FAILURE(start());
   // It waits for its peer when that is killed.
   workers_[0]->say("dispatch 3");
@@ -81,7 +95,7 @@ TEST_F(EpProcessesNotUnderSanitizer, AKilledRankIsNamedAndTheContextIsWhole) {
   EXPECT_EQ(workers_[0]->ask("device"), "ok");
   EXPECT_EQ(workers_[0]->ask("destroy"), "ok");
 }
-TEST_F(EpProcessesNotUnderSanitizer, ARankKilledInARowOfDispatchesIsNamed) {
+TEST_P(EpPairNotUnderSanitizer, ARankKilledInARowOfCallsIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start());
   workers_[0]->say("loop 1000000");
   workers_[1]->say(share(2) ? "loop 50" : "loop 1000");
@@ -90,7 +104,7 @@ TEST_F(EpProcessesNotUnderSanitizer, ARankKilledInARowOfDispatchesIsNamed) {
   EXPECT_THAT(answer_in_time(), AllOf(StartsWith("error peer lost"), HasSubstr("rank 1")));
   EXPECT_EQ(workers_[0]->ask("device"), "ok");
 }
-TEST_F(EpProcessesNotUnderSanitizer, AStoppedRankIsNamedAndTheGroupGoesOnAfterAReset) {
+TEST_P(EpPairNotUnderSanitizer, AStoppedRankIsNamedAndTheGroupGoesOnAfterAReset) {
   ASSERT_NO_FATAL_FAILURE(start());
   workers_[1]->child().stop();
   EXPECT_THAT(workers_[0]->ask("dispatch 3"),
@@ -99,6 +113,11 @@ TEST_F(EpProcessesNotUnderSanitizer, AStoppedRankIsNamedAndTheGroupGoesOnAfterAR
   ASSERT_THAT(ask_all(workers_, "reset 30000"), Each("ok"));
   EXPECT_THAT(ask_all(workers_, "round 5"), Each("ok"));
 }
+INSTANTIATE_TEST_SUITE_P(Path, EpPairNotUnderSanitizer,
+                         ::testing::Values(PathOfTwo{"many", 200, false},
+                                           PathOfTwo{"few", 48, true},
+                                           PathOfTwo{"packets", 6, true}),
+                         [](const auto& test) { return test.param.name; });
 
 // Kernels mask a rank that does not come, so its end costs the others one wait and no more, or half
 // of one more where it had promised rows: the first step that is right without it, every byte
