@@ -105,6 +105,8 @@ void fields(Archive& ar, M& m) {
 template <class Archive, Is<Refused> M>
 void fields(Archive& ar, M& m) {
   enumeration(ar, "code", m.code, kLastCode);
+  // It becomes the code of an Error, which is never that of success.
+  if (!ar.failed() && m.code == Code::kOk) ar.bad_value("code", 0);
   ar.string("message", m.message, kMaxReasonBytes);
 }
 

@@ -127,7 +127,7 @@ struct Welcome {
 
 struct Refused {
   static constexpr MessageType kType = MessageType::kRefused;
-  Code code = Code::kDenied;
+  Code code = Code::kDenied;  // not kOk
   std::string message = {};
   friend bool operator==(const Refused&, const Refused&) = default;
 };

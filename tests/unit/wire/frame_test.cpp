@@ -123,6 +123,15 @@ TEST(Frame, TruncatedStreamsOnlyAskForMore) {
   }
 }
 
+// An Error of code kOk would pass for success where codes are compared.
+TEST(Frame, ARefusalThatSaysOkIsMalformed) {
+  auto payload = encode(Refused{.code = Code::kDenied, .message = "no key"}).value();
+  payload[0] = payload[1] = std::byte{0};
+  EXPECT_EQ(decode<Refused>(payload).code(), Code::kCorrupt);
+  EXPECT_EQ(expect<Welcome>({MessageType::kRefused, payload}).code(), Code::kCorrupt);
+  EXPECT_EQ(encode(Refused{.code = Code::kOk}).code(), Code::kInvalidArgument);
+}
+
 TEST(Frame, ExpectTurnsRefusedIntoItsError) {
   const auto payload = encode(Refused{.code = Code::kDenied, .message = "no key"}).value();
   const auto result = expect<Welcome>({MessageType::kRefused, payload});
