@@ -5,6 +5,7 @@
 
 #include <array>
 #include <sys/epoll.h>
+#include <utility>
 
 namespace crossdock::rendezvous {
 namespace {
@@ -51,12 +52,14 @@ void ConnectionServer::accept_all() {
     if (!fd.ok()) {
       // Out of descriptors: make room, else look again later instead of spinning on the event.
       if (drop_longest_idle()) continue;
-      return pause_accepting();
+      pause_accepting();
+      break;
     }
-    if (!*fd) return;
+    if (!*fd) break;
     if (connections_.size() >= limits_.max_connections && !drop_longest_idle()) continue;
     adopt(std::move(**fd));
   }
+  serve_others();
 }
 
 void ConnectionServer::pause_accepting() {
@@ -69,7 +72,9 @@ void ConnectionServer::adopt(base::UniqueFd fd) {
   const int number = fd.get();
   auto connection = std::make_unique<Connection>();
   connection->fd = std::move(fd);
-  connection->session = make_session_([this, number](wire::Bytes bytes) { send(number, bytes); });
+  connection->session =
+      make_session_({.send = [this, number](wire::Bytes bytes) { send(number, bytes); },
+                     .wake = [this, number] { woken_.push_back(number); }});
   connection->watched = EPOLLIN;
   const auto watched = loop_->watch(
       number, EPOLLIN, [this, number](std::uint32_t events) { on_event(number, events); });
@@ -79,7 +84,7 @@ void ConnectionServer::adopt(base::UniqueFd fd) {
 bool ConnectionServer::drop_longest_idle() {
   const Connection* idlest = nullptr;
   for (const auto& [fd, connection] : connections_) {
-    if (connection->session->busy() || connection->reading) continue;
+    if (connection->session->busy() || connection->held || connection->serving) continue;
     if (idlest == nullptr || connection->last_request < idlest->last_request)
       idlest = connection.get();
   }
@@ -92,6 +97,7 @@ void ConnectionServer::drop(int fd) {
   if (it == connections_.end()) return;
   loop_->unwatch(fd);
   num_buffered_ -= it->second->buffered;
+  num_unsent_ -= it->second->num_unsent();
   // Taken out first: the session's destructor may look at the server.
   const auto gone = std::move(it->second);
   connections_.erase(it);
@@ -101,33 +107,71 @@ void ConnectionServer::on_event(int fd, std::uint32_t events) {
   const auto it = connections_.find(fd);
   if (it == connections_.end()) return;
   Connection& connection = *it->second;
-  bool alive = true;
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !connection.closing)
+  const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;
+  bool alive = !connection.held || !gone;  // held for one who will not read
+  if (alive && (gone || (events & EPOLLIN) != 0) && !connection.closing && !connection.held)
     alive = read_from(connection);
-  if (alive) alive = flush(connection);
-  if (!alive || (connection.closing && connection.num_unsent() == 0)) return drop(fd);
-  update_watch(connection);
+  alive ? go_on(connection) : drop(fd);
+  serve_others();
 }
 
 // False: the connection is over.
 bool ConnectionServer::read_from(Connection& connection) {
   std::array<std::byte, kReadBytes> chunk;
-  for (int i = 0; i < kReadsPerTurn; ++i) {
+  for (int i = 0; i < kReadsPerTurn && !connection.held; ++i) {
     const auto n = base::recv_now(connection.fd.get(), chunk);
     if (!n.ok()) return false;
     if (!*n) return true;
     // It has said all it will, and may still read what was answered. What it waits for does not
     // keep the connection: a client that gave up a wait looks the same.
     if (**n == 0) return connection.closing = true;
-    connection.reading = true;
-    const bool go_on = connection.session->on_bytes(wire::Bytes(chunk).first(**n));
-    connection.reading = false;
-    count_buffered(connection);
+    connection.session->feed(wire::Bytes(chunk).first(**n));
+    serve(connection);
     if (num_buffered_ > limits_.max_buffered_bytes) return false;
-    if (!go_on) return connection.closing = true;
-    if (connection.num_unsent() > limits_.max_unsent_bytes) return true;
+    if (connection.closing) return true;
   }
   return true;
+}
+
+// Executes what there is, as long as there is room for the answers.
+void ConnectionServer::serve(Connection& connection) {
+  connection.serving = true;
+  auto step = Session::Step::kExecuted;
+  while (step == Session::Step::kExecuted && room_for(connection))
+    step = connection.session->step();
+  connection.serving = false;
+  connection.held = step == Session::Step::kExecuted;
+  connection.closing |= step == Session::Step::kOver;
+  count_buffered(connection);
+}
+
+// Sends, and executes what that makes room for. Drops a connection that is over.
+void ConnectionServer::go_on(Connection& connection) {
+  const int fd = connection.fd.get();
+  do {
+    if (connection.held && room_for(connection)) serve(connection);
+    if (!flush(connection)) return drop(fd);
+  } while (connection.held && room_for(connection));
+  if (connection.closing && connection.num_unsent() == 0 && !connection.held) return drop(fd);
+  // Without that, the event that its client has read calls.
+  const bool in_line = connection.held && connection.num_unsent() <= limits_.max_unsent_bytes;
+  if (in_line && !std::exchange(connection.in_line, true)) waiting_.push_back(fd);
+  update_watch(connection);
+}
+
+// Last in every event: it may have woken others, or made room for them.
+void ConnectionServer::serve_others() {
+  while (!woken_.empty() || (!waiting_.empty() && room_for_all())) {
+    const bool woken = !woken_.empty();
+    const int fd = woken ? woken_.back() : waiting_.front();
+    woken ? woken_.pop_back() : waiting_.pop_front();
+    const auto it = connections_.find(fd);
+    if (it == connections_.end()) continue;
+    Connection& connection = *it->second;
+    if (!woken) connection.in_line = false;
+    if (!connection.closing) connection.held = true;
+    go_on(connection);
+  }
 }
 
 void ConnectionServer::count_buffered(Connection& connection) {
@@ -149,6 +193,7 @@ bool ConnectionServer::flush(Connection& connection) {
     if (!n.ok()) return false;
     if (*n == 0) break;
     connection.sent += *n;
+    num_unsent_ -= *n;
     connection.last_sent = Clock::now();
   }
   if (connection.num_unsent() == 0) {
@@ -165,15 +210,19 @@ void ConnectionServer::send(int fd, wire::Bytes bytes) {
   const auto it = connections_.find(fd);
   if (it == connections_.end()) return;
   Connection& connection = *it->second;
-  if (connection.num_unsent() == 0) connection.last_sent = Clock::now();
-  connection.unsent.insert(connection.unsent.end(), bytes.begin(), bytes.end());
-  // While it reads, on_event() flushes afterwards; otherwise the writable event does.
-  if (!connection.reading) update_watch(connection);
+  auto& unsent = connection.unsent;
+  if (connection.num_unsent() == 0) connection.last_sent = connection.unsent_since = Clock::now();
+  if (connection.sent > unsent.size() / 2) {
+    unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(connection.sent));
+    connection.sent = 0;
+  }
+  unsent.insert(unsent.end(), bytes.begin(), bytes.end());
+  num_unsent_ += bytes.size();
 }
 
 void ConnectionServer::update_watch(Connection& connection) {
   std::uint32_t events = 0;
-  if (!connection.closing && connection.num_unsent() <= limits_.max_unsent_bytes) events |= EPOLLIN;
+  if (!connection.closing && !connection.held) events |= EPOLLIN;
   if (connection.num_unsent() != 0) events |= EPOLLOUT;
   if (events == connection.watched) return;
   loop_->change(connection.fd.get(), events);
@@ -181,9 +230,11 @@ void ConnectionServer::update_watch(Connection& connection) {
 }
 
 bool ConnectionServer::stalled(const Connection& connection, Clock::time_point now) const {
-  if (connection.buffered != 0 && now - connection.message_start >= limits_.stall_timeout)
-    return true;
-  return connection.num_unsent() != 0 && now - connection.last_sent >= limits_.stall_timeout;
+  const bool unfinished = connection.buffered != 0 && !connection.held;
+  if (unfinished && now - connection.message_start >= limits_.stall_timeout) return true;
+  if (connection.num_unsent() == 0) return false;
+  const auto since = room_for_all() ? connection.last_sent : connection.unsent_since;
+  return now - since >= limits_.stall_timeout;
 }
 
 void ConnectionServer::drop_stalled() {
@@ -200,6 +251,7 @@ void ConnectionServer::drop_stalled() {
   for (const int fd : stalled_fds)
     drop(fd);
   if (any_unfinished) arm_stall_timer();
+  serve_others();
 }
 
 // Ticks only while some connection is in the middle of something.

@@ -2,10 +2,17 @@
 // their bytes to a session each and sends what the sessions answer. A client that is silent in the
 // middle of a message, does not read its replies, or is one too many, is dropped; none can hold up
 // another. Sessions run on the loop's thread.
+//
+// Requests are small and answers may be large. So a session executes one request at a time, and
+// none while its client has more to read than max_unsent_bytes, or all clients together more than
+// max_unsent_total_bytes: the connection is *held* then, and not read. It goes on when its client,
+// or the others, have read. While the common room is used up, who has not read all of its answers
+// within stall_timeout is dropped.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,19 +31,23 @@ namespace crossdock::rendezvous {
 struct ServerLimits {
   std::size_t max_connections = 4096;
   std::size_t max_buffered_bytes = std::size_t{256} << 20;  // of all unfinished requests together
-  std::size_t max_unsent_bytes = std::size_t{64} << 20;     // per connection, before it is not read
+  // Answers that were not sent: of one connection, and of all, before it is held.
+  std::size_t max_unsent_bytes = std::size_t{64} << 20;
+  std::size_t max_unsent_total_bytes = std::size_t{512} << 20;
   // To finish a request once begun, and to take a reply.
   std::chrono::milliseconds stall_timeout{10'000};
 };
 
-// The protocol of one connection. `send` of the connection may be called at any time on the loop's
-// thread until the session is destroyed.
+// The protocol of one connection.
 class Session {
  public:
+  // kOver: the connection is closed once everything sent has left.
+  enum class Step : std::uint8_t { kExecuted, kIdle, kOver };
   virtual ~Session() = default;
-  // False: the connection is closed once everything sent has left.
-  virtual bool on_bytes(wire::Bytes bytes) = 0;
-  // Bytes of a request that is not whole yet; 0 between requests.
+  virtual void feed(wire::Bytes bytes) = 0;
+  // Executes one request of what was fed, or answers one that waited.
+  virtual Step step() = 0;
+  // Bytes of requests that were not executed; 0 between requests.
   [[nodiscard]] virtual std::size_t unfinished_bytes() const = 0;
   // Waiting for something: not to be taken for idle.
   [[nodiscard]] virtual bool busy() const { return false; }
@@ -44,8 +55,12 @@ class Session {
 
 class ConnectionServer {
  public:
-  using Send = std::function<void(wire::Bytes)>;
-  using MakeSession = std::function<std::unique_ptr<Session>(Send)>;
+  // What a session does with its connection, on the loop's thread.
+  struct Line {
+    std::function<void(wire::Bytes)> send;  // within step()
+    std::function<void()> wake;  // has step() called, soon: something came to be that it waits for
+  };
+  using MakeSession = std::function<std::unique_ptr<Session>(Line)>;
 
   static Result<std::unique_ptr<ConnectionServer>> create(const base::HostPort& address,
                                                           const ServerLimits& limits,
@@ -68,9 +83,12 @@ class ConnectionServer {
     std::size_t buffered = 0;   // as last counted into num_buffered_
     std::uint32_t watched = 0;  // epoll events
     bool closing = false;       // after the last byte was sent
-    bool reading = false;       // inside on_bytes()
+    bool held = false;          // there may be requests to execute when there is room
+    bool in_line = false;       // in waiting_
+    bool serving = false;       // inside step()
     Clock::time_point last_request = Clock::now();
     Clock::time_point last_sent = Clock::now();
+    Clock::time_point unsent_since = {};   // when there was nothing
     Clock::time_point message_start = {};  // of the unfinished request
     [[nodiscard]] std::size_t num_unsent() const { return unsent.size() - sent; }
   };
@@ -82,6 +100,13 @@ class ConnectionServer {
   bool drop_longest_idle();
   void on_event(int fd, std::uint32_t events);
   bool read_from(Connection& connection);
+  [[nodiscard]] bool room_for_all() const { return num_unsent_ <= limits_.max_unsent_total_bytes; }
+  [[nodiscard]] bool room_for(const Connection& connection) const {
+    return connection.num_unsent() <= limits_.max_unsent_bytes && room_for_all();
+  }
+  void serve(Connection& connection);
+  void go_on(Connection& connection);
+  void serve_others();
   bool flush(Connection& connection);
   void send(int fd, wire::Bytes bytes);
   void update_watch(Connection& connection);
@@ -97,6 +122,9 @@ class ConnectionServer {
   // Used on the loop's thread only, except by the destructor once the loop has stopped.
   std::unordered_map<int, std::unique_ptr<Connection>> connections_;
   std::size_t num_buffered_ = 0;
+  std::size_t num_unsent_ = 0;
+  std::vector<int> woken_;   // their sessions have something to answer
+  std::deque<int> waiting_;  // held, and not by their own client; longest first
   bool stall_timer_armed_ = false;
   std::unique_ptr<base::EventLoop> loop_;
 };

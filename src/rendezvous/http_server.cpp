@@ -34,28 +34,27 @@ std::optional<std::uint64_t> parse_etag(std::string_view text) {
 
 class HttpSession final : public Session {
  public:
-  HttpSession(KeyTable& table, ConnectionServer::Send send)
+  HttpSession(KeyTable& table, ConnectionServer::Line line)
       : table_(&table),
-        send_(std::move(send)),
+        line_(std::move(line)),
         reader_(wire::HttpReader::Side::kRequests, kMaxValueBytes) {}
 
-  bool on_bytes(wire::Bytes bytes) override {
-    reader_.feed(bytes);
-    for (;;) {
-      auto message = reader_.next();
-      if (!message.ok()) {
-        respond(failed(message.error()), false);
-        return false;
-      }
-      // A head that was taken in still belongs to an unfinished request.
-      unfinished_ = reader_.in_message() ? std::max<std::size_t>(reader_.buffered(), 1) : 0;
-      if (!message->has_value()) return true;
-      const bool keep = (*message)->keep_alive();
-      respond(execute(**message), keep);
-      if (!keep) return false;
+  void feed(wire::Bytes bytes) override { reader_.feed(bytes); }
+  Step step() override {
+    auto message = reader_.next();
+    if (!message.ok()) {
+      respond(failed(message.error()), false);
+      return Step::kOver;
     }
+    if (!message->has_value()) return Step::kIdle;
+    const bool keep = (*message)->keep_alive();
+    respond(execute(**message), keep);
+    return keep ? Step::kExecuted : Step::kOver;
   }
-  [[nodiscard]] std::size_t unfinished_bytes() const override { return unfinished_; }
+  // A head that was taken in still belongs to an unfinished request.
+  [[nodiscard]] std::size_t unfinished_bytes() const override {
+    return reader_.in_message() ? std::max<std::size_t>(reader_.buffered(), 1) : 0;
+  }
 
  private:
   Answer execute(const wire::HttpMessage& request) {
@@ -133,13 +132,12 @@ class HttpSession final : public Session {
                                  {"Content-Type", "application/octet-stream"}};
     if (answer.revision != 0) headers.emplace_back("ETag", fmt::format("\"{}\"", answer.revision));
     if (!keep_alive) headers.emplace_back("Connection", "close");
-    send_(wire::as_bytes(wire::format_response(answer.status, headers, answer.body)));
+    line_.send(wire::as_bytes(wire::format_response(answer.status, headers, answer.body)));
   }
 
   KeyTable* table_;
-  ConnectionServer::Send send_;
+  ConnectionServer::Line line_;
   wire::HttpReader reader_;
-  std::size_t unfinished_ = 0;
 };
 
 }  // namespace
@@ -159,8 +157,8 @@ Result<std::unique_ptr<HttpStoreServer>> HttpStoreServer::create(const StoreServ
   auto impl = std::make_unique<Impl>(options.table);
   CROSSDOCK_TRY(server, ConnectionServer::create(
                             options.address, options.limits,
-                            [table = &impl->table](ConnectionServer::Send send) {
-                              return std::make_unique<HttpSession>(*table, std::move(send));
+                            [table = &impl->table](ConnectionServer::Line line) {
+                              return std::make_unique<HttpSession>(*table, std::move(line));
                             },
                             deadline));
   impl->server = std::move(server);

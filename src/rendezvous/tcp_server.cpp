@@ -1,6 +1,7 @@
 // StoreServer: the table behind tcp:// stores, with waiters told by push. Everything but creation
 // and destruction runs on the server's loop thread.
 // SPDX-License-Identifier: Apache-2.0
+#include <deque>
 #include <fmt/format.h>
 #include <unordered_map>
 
@@ -31,38 +32,48 @@ wire::StoreReply refusal(const wire::StoreRequest& request, const Error& error) 
 
 class TcpSession final : public Session {
  public:
-  TcpSession(Board& board, ConnectionServer::Send send)
-      : board_(&board), send_(std::move(send)), reader_(wire::kStoreProtocol) {}
+  TcpSession(Board& board, ConnectionServer::Line line)
+      : board_(&board), line_(std::move(line)), reader_(wire::kStoreProtocol) {}
   ~TcpSession() override {
     if (num_waits_ == 0) return;
     std::erase_if(board_->waiters,
                   [this](const auto& item) { return item.second.session == this; });
   }
 
-  bool on_bytes(wire::Bytes bytes) override {
-    reader_.feed(bytes);
-    for (;;) {
-      const auto frame = reader_.next();
-      if (!frame.ok()) return refuse(frame.error());
-      if (!frame->has_value()) return true;
-      const auto request = wire::decode_store_request(**frame);
-      if (!request.ok()) return refuse(request.error());
-      execute(*request);
-    }
+  void feed(wire::Bytes bytes) override { reader_.feed(bytes); }
+  Step step() override {
+    if (!due_.empty()) return answer_wait();
+    const auto frame = reader_.next();
+    if (!frame.ok()) return refuse(frame.error());
+    if (!frame->has_value()) return Step::kIdle;
+    const auto request = wire::decode_store_request(**frame);
+    if (!request.ok()) return refuse(request.error());
+    execute(*request);
+    return Step::kExecuted;
   }
   [[nodiscard]] std::size_t unfinished_bytes() const override { return reader_.buffered(); }
   [[nodiscard]] bool busy() const override { return num_waits_ != 0; }
 
-  void key_appeared(std::uint64_t request_id, const Entry& entry) {
-    --num_waits_;
-    reply({.id = request_id, .found = true, .revision = entry.revision, .value = entry.value});
+  // It is told when there is room for the answer.
+  void key_appeared(std::uint64_t request_id, const std::string& key) {
+    due_.push_back({.id = request_id, .op = wire::StoreOp::kWait, .key = key});
+    line_.wake();
   }
 
  private:
   // Tells why, then the connection ends: the stream is out of step.
-  bool refuse(const Error& error) {
+  Step refuse(const Error& error) {
     reply({.code = error.code, .message = error.message.substr(0, 500)});
-    return false;
+    return Step::kOver;
+  }
+
+  // By the time of the answer the key may be gone again; then the wait goes on.
+  Step answer_wait() {
+    const auto request = std::move(due_.front());
+    due_.pop_front();
+    --num_waits_;
+    wait(request, Deadline::Clock::now());
+    return Step::kExecuted;
   }
 
   void execute(const wire::StoreRequest& request) {
@@ -96,7 +107,7 @@ class TcpSession final : public Session {
     const auto revision = board_->table.put(request.key, request.value, lease, now);
     if (!revision.ok()) return reply(refusal(request, revision.error()));
     reply({.id = request.id, .found = true, .revision = *revision});
-    notify(request.key, now);
+    notify(request.key);
   }
 
   void get(const wire::StoreRequest& request, KeyTable::Time now) {
@@ -120,17 +131,16 @@ class TcpSession final : public Session {
         board_->table.compare_and_put(request.key, request.expected_revision, request.value, now);
     if (!revision.ok()) return reply(refusal(request, revision.error()));
     reply({.id = request.id, .found = revision->has_value(), .revision = revision->value_or(0)});
-    if (*revision) notify(request.key, now);
+    if (*revision) notify(request.key);
   }
 
-  void notify(const std::string& key, KeyTable::Time now) {
+  void notify(const std::string& key) {
     const auto [first, last] = board_->waiters.equal_range(key);
     if (first == last) return;
     const std::vector<std::pair<std::string, Board::Waiter>> woken(first, last);
     board_->waiters.erase(first, last);
-    if (const Entry* entry = board_->table.get(key, now))
-      for (const auto& [unused, waiter] : woken)
-        waiter.session->key_appeared(waiter.request_id, *entry);
+    for (const auto& [unused, waiter] : woken)
+      waiter.session->key_appeared(waiter.request_id, key);
   }
 
   void reply(const wire::StoreReply& answer) {
@@ -141,13 +151,14 @@ class TcpSession final : public Session {
                                         .code = Code::kNoMemory,
                                         .message = "the list of keys is too long for one reply; "
                                                    "use a longer prefix"});
-    if (frame.ok()) send_(*frame);
+    if (frame.ok()) line_.send(*frame);
   }
 
   Board* board_;
-  ConnectionServer::Send send_;
+  ConnectionServer::Line line_;
   wire::FrameReader reader_;
-  std::size_t num_waits_ = 0;
+  std::deque<wire::StoreRequest> due_;  // waits whose keys came to be
+  std::size_t num_waits_ = 0;           // on the board or due
 };
 
 }  // namespace
@@ -167,8 +178,8 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(const StoreServerOption
   auto impl = std::make_unique<Impl>(options.table);
   CROSSDOCK_TRY(server, ConnectionServer::create(
                             options.address, options.limits,
-                            [board = &impl->board](ConnectionServer::Send send) {
-                              return std::make_unique<TcpSession>(*board, std::move(send));
+                            [board = &impl->board](ConnectionServer::Line line) {
+                              return std::make_unique<TcpSession>(*board, std::move(line));
                             },
                             deadline));
   impl->server = std::move(server);

@@ -9,6 +9,9 @@
 namespace crossdock::wire {
 namespace {
 
+// Of the buffer, while no frame has begun: what one long frame took is given back.
+constexpr std::size_t kKeptBytes = 64 * 1024;
+
 std::uint32_t frame_checksum(std::uint16_t version, std::uint16_t type, Bytes payload) {
   const std::uint64_t seed = (std::uint64_t{version} << 48) | (std::uint64_t{type} << 32) |
                              static_cast<std::uint32_t>(payload.size());
@@ -93,7 +96,11 @@ Result<> FrameReader::check_header(Bytes head) const {
 Result<std::optional<Frame>> FrameReader::next() {
   if (failed_) return *failed_;
   const Bytes all = Bytes(buffer_).subspan(start_);
-  if (all.empty()) return std::optional<Frame>{};
+  if (all.empty()) {
+    if (buffer_.capacity() > kKeptBytes) buffer_ = std::vector<std::byte>();
+    start_ = std::min(start_, buffer_.size());
+    return std::optional<Frame>{};
+  }
   if (Result<> checked = check_header(all); !checked.ok()) {
     failed_ = std::move(checked).error();
     return *failed_;

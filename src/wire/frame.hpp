@@ -6,7 +6,8 @@
 //                                   version, type and length)
 //
 // FrameReader is fed whatever a socket gave and yields whole frames; it buffers no more than what
-// was received and refuses a frame over its limit before waiting for it. Single-owner; no sockets.
+// was received, keeps no more than 64 KiB between frames, and refuses a frame over its limit before
+// waiting for it. Single-owner; no sockets.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

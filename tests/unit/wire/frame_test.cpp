@@ -2,6 +2,7 @@
 #include "wire/frame.hpp"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include "support/wire_samples.hpp"
 
@@ -153,6 +154,26 @@ TEST(Frame, BufferDoesNotGrowWithThePastOfTheStream) {
     ASSERT_TRUE(reader.next().value().has_value());
   }
   EXPECT_EQ(reader.buffered(), 0u);
+}
+
+TEST(Frame, WhatALongFrameTookIsNotKept) {
+#if defined(CROSSDOCK_SANITIZE_ADDRESS) || defined(CROSSDOCK_SANITIZE_THREAD)
+  GTEST_SKIP() << "the sanitizer's allocator does not tell how much it handed out";
+#endif
+  constexpr FrameProtocol kLong{0x31313131, 16u << 20, "test"};
+  const auto allocated = [] {
+    const auto use = ::mallinfo2();
+    return use.uordblks + use.hblkhd;
+  };
+  FrameReader reader(kLong);
+  const std::size_t before = allocated();
+  {
+    const std::vector<std::byte> payload(kLong.max_payload);
+    reader.feed(make_frame(kLong, 1, payload).value());
+  }
+  ASSERT_TRUE(reader.next().value().has_value());
+  ASSERT_FALSE(reader.next().value().has_value());
+  EXPECT_LT(allocated(), before + 128 * 1024);
 }
 
 }  // namespace
