@@ -42,6 +42,32 @@ TEST(EpSmallGroup, CastsAndTakesWideIds) {
     ASSERT_NO_FATAL_FAILURE(rig.round(seed));
 }
 
+// Batches of few tokens, by flags, and of a handful, in packets, have the same slots.
+TEST(EpSmallGroup, BatchesOfAllSizesTakeTurns) {
+  EpCase c{.world = 2, .max_tokens = 24, .blocks = {1}, .fixed = true};
+  EpGroupRig rig = twin_rig(c);
+  u32 round = 0;
+  for (const u32 tokens : {24u, 24u, 5u, 5u, 24u, 5u, 24u, 24u, 5u, 24u}) {
+    SCOPED_TRACE("round " + std::to_string(++round) + " of " + std::to_string(tokens) + " tokens");
+    c.tokens = {tokens};
+    const EpInputs inputs(c, round);
+    const EpReference reference(c, inputs);
+    rig.load(inputs);
+    std::vector<ep::Handle> handles;
+    for (const u32 r : {0u, 1u})
+      handles.push_back(rig.group().dispatch(r, rig.tokens(r), {.most_tokens = tokens}).value());
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    for (const auto& handle : handles) {
+      ASSERT_NO_FATAL_FAILURE(rig.check(handle, reference));
+      rig.write_expert_rows(handle, inputs, round);
+    }
+    for (const auto& handle : handles)
+      ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    for (const auto& handle : handles)
+      ASSERT_NO_FATAL_FAILURE(rig.check_combined(handle.rank(), reference, round));
+  }
+}
 TEST(EpSmallGroup, AThirdDispatchIsRefusedUntilTheFirstIsGivenBack) {
   const EpCase c{.world = 2, .fixed = true};
   EpGroupRig rig = twin_rig(c);
