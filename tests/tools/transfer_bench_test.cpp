@@ -41,14 +41,14 @@ std::vector<std::string> bench(std::vector<std::string> arguments) {
 }
 CommandResult run(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
   return RunningCommand(bench(std::move(arguments)), std::move(environment))
-      .wait(Deadline::in(90s));
+      .wait(Deadline::in(200s));
 }
 
 // A target of its own, as on another host; `name` is what it prints.
 struct Target {
   explicit Target(const std::string& transport, std::vector<std::string> more = {})
       : process(bench(joined({"--role", "target", "--transport", transport}, std::move(more)))),
-        name(process.line(Deadline::in(30s))) {}
+        name(process.line(Deadline::in(60s))) {}
   static std::vector<std::string> joined(std::vector<std::string> first,
                                          std::vector<std::string> more) {
     first.insert(first.end(), more.begin(), more.end());
@@ -168,7 +168,7 @@ bool is_connected_to(const std::string& name) {
 TEST_P(TwoProcesses, AKilledTargetEndsTheInitiator) {
   Target target(GetParam());
   RunningCommand busy(bench(initiator(GetParam(), target.name, {"--repeat", "1000"})));
-  const auto patience = Deadline::in(60s);
+  const auto patience = Deadline::in(150s);
   while (!is_connected_to(target.name) && !patience.passed())
     std::this_thread::yield();
   const auto used = base::process_cpu_ns(busy.pid());
