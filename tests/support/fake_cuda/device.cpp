@@ -43,6 +43,10 @@ Status cuDriverGetVersion(int* version) {
 }
 
 Status cuGetErrorName(Status status, const char** name) {
+  if (status == kStreamCaptureUnjoined) {
+    *name = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED";
+    return Status::kSuccess;
+  }
   switch (status) {
     case Status::kOutOfMemory:
       *name = "CUDA_ERROR_OUT_OF_MEMORY";

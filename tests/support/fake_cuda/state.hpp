@@ -17,6 +17,10 @@ namespace crossdock::testing::fake {
 
 using namespace crossdock::cuda;  // NOLINT: the driver's types by their own names
 
+// The library has no name for it: what it makes of a capture that cannot end does not depend on
+// why.
+inline constexpr Status kStreamCaptureUnjoined{904};
+
 struct DeviceState {
   std::size_t total_bytes = std::size_t{1} << 30;
   std::size_t used_bytes = 0;
@@ -28,6 +32,8 @@ struct Work {
   std::function<void()> run;
   std::function<bool()> ready = {};
 };
+// Of each stream of a capture, how much of its work comes before some point.
+using Progress = std::map<StreamHandle, std::size_t>;
 struct StreamState {
   int device = 0;
   bool capturing = false;
@@ -35,6 +41,7 @@ struct StreamState {
   StreamHandle origin = {};     // the stream that the capture began on, which has all its work
   bool invalidated = false;     // of the origin: its capture cannot end well any more
   std::vector<Work> recorded;   // of the origin
+  Progress before = {};         // what its next work in the capture comes after
   std::deque<Work> queue = {};  // what has not run yet
 };
 struct EventState {
@@ -42,6 +49,7 @@ struct EventState {
   std::uint64_t reached = 0;   // of the last record that its stream has come to
   bool timing = false;
   std::optional<std::uint64_t> capture = {};  // in which it was recorded last; none: in no capture
+  Progress before = {};                       // in that capture, what it comes after
 };
 struct BlockState {
   std::size_t bytes = 0;

@@ -69,6 +69,7 @@ Status submit(StreamHandle stream, Work work) {
     work.run();
   } else if (own->capturing) {
     find(state().streams, own->origin)->recorded.push_back(std::move(work));
+    ++own->before[stream];
   } else {
     own->queue.push_back(std::move(work));
   }
@@ -112,24 +113,42 @@ Status cuStreamGetCtx(StreamHandle stream, ContextHandle* context) {
 
 namespace {
 
+void come_after(StreamState& stream, const EventState& event) {
+  for (const auto& [handle, count] : event.before)
+    stream.before[handle] = std::max(stream.before[handle], count);
+}
+
 // A stream that waits for an event of a capture becomes part of that capture.
-Status join(StreamState& stream, std::uint64_t capture) {
+Status join(StreamState& stream, const EventState& event) {
   for (const auto& [handle, other] : state().streams) {
-    if (!other.capturing || other.capture != capture) continue;
+    if (!other.capturing || other.capture != *event.capture) continue;
     stream.capturing = true;
-    stream.capture = capture;
+    stream.capture = *event.capture;
     stream.origin = other.origin;
+    stream.before = event.before;
     return Status::kSuccess;
   }
   return Status::kCapturedEvent;
 }
 
 // A capture cannot wait for what is outside it, and is lost when it tries.
-Status wait_in_capture(const StreamState& stream, const EventState& event) {
+Status wait_in_capture(StreamState& stream, const EventState& event) {
+  if (event.capture == stream.capture) come_after(stream, event);
   if (event.capture == stream.capture || (!event.capture && event.recorded == 0))
     return Status::kSuccess;
   find(state().streams, stream.origin)->invalidated = true;
   return Status::kStreamCaptureIsolation;
+}
+
+// Whether the capture's first stream comes after all work of the others.
+bool is_joined(const StreamState& origin) {
+  return std::ranges::all_of(state().streams, [&](const auto& entry) {
+    const auto& [handle, stream] = entry;
+    if (!stream.capturing || stream.capture != origin.capture) return true;
+    const auto own = stream.before.find(handle), reached = origin.before.find(handle);
+    const std::size_t work = own == stream.before.end() ? 0 : own->second;
+    return work == 0 || (reached != origin.before.end() && reached->second == work);
+  });
 }
 
 }  // namespace
@@ -139,7 +158,7 @@ Status cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
   if (!own) return Status::kInvalidHandle;
   auto* const on = find(state().streams, stream);
   if (on && on->capturing) return wait_in_capture(*on, *own);
-  if (own->capture) return on ? join(*on, *own->capture) : Status::kCapturedEvent;
+  if (own->capture) return on ? join(*on, *own) : Status::kCapturedEvent;
   return submit(stream, {[] {},
                          [event, record = own->recorded] {
                            const auto* const now = find(state().events, event);
@@ -174,17 +193,23 @@ Status cuStreamBeginCapture(StreamHandle stream, CaptureMode) {
   own->origin = stream;
   own->invalidated = false;
   own->recorded.clear();
+  own->before.clear();
   return Status::kSuccess;
 }
 
 Status cuStreamEndCapture(StreamHandle stream, GraphHandle* graph) {
   auto* const own = find(state().streams, stream);
   if (!own || !own->capturing || own->origin != stream) return Status::kInvalidValue;
+  const bool joined = is_joined(*own);
   for (auto& [handle, other] : state().streams)
     if (other.capturing && other.capture == own->capture) other.capturing = false;
   if (own->invalidated) {
     *graph = nullptr;
     return Status::kStreamCaptureInvalidated;
+  }
+  if (!joined) {
+    *graph = nullptr;
+    return kStreamCaptureUnjoined;
   }
   *graph = new_handle<GraphHandle>();
   state().graphs[*graph].work = std::exchange(own->recorded, {});
@@ -247,6 +272,7 @@ Status cuEventRecord(EventHandle event, StreamHandle stream) {
   const auto* const on = find(state().streams, stream);
   if (on && on->capturing) {
     own->capture = on->capture;
+    own->before = on->before;
     return Status::kSuccess;
   }
   own->capture.reset();

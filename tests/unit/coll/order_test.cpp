@@ -99,10 +99,12 @@ TEST_F(CollOrder, CapturesKeepTheOrderOfTheirOwnCalls) {
   EXPECT_EQ(fake_->calls("cuStreamWaitEvent"), before) << "a capture waits for nothing outside";
   send(*second_);
   EXPECT_EQ(fake_->calls("cuStreamWaitEvent"), before + 1);
+  EXPECT_OK(fork.record(*second_));
+  EXPECT_OK(first_->wait(fork));
   EXPECT_OK(capture.finish());
   auto another = cuda::Capture::begin(*first_).value();
   send(*first_);
-  EXPECT_EQ(fake_->calls("cuStreamWaitEvent"), before + 1);
+  EXPECT_EQ(fake_->calls("cuStreamWaitEvent"), before + 2) << "for the join alone";
   EXPECT_OK(another.finish());
   hold_first();
   send(*first_);

@@ -147,6 +147,62 @@ TEST_F(Graphs, DroppedCaptureLeavesTheStreamUsable) {
   EXPECT_TRUE(stream.synchronize(Deadline::in(1s)).ok());
 }
 
+// A second stream that takes part in the first one's capture, with work of its own.
+struct Fork {
+  explicit Fork(const Context& ctx)
+      : first(Stream::create(ctx).value()),
+        second(Stream::create(ctx).value()),
+        begun(Event::create(ctx).value()),
+        done(Event::create(ctx).value()),
+        memory(DeviceMemory::allocate(ctx, 64).value()),
+        capture(Capture::begin(first).value()) {
+    EXPECT_TRUE(begun.record(first).ok());
+    EXPECT_TRUE(second.wait(begun).ok());
+    EXPECT_TRUE(*second.capturing());
+  }
+  void work() const { EXPECT_TRUE(fill_bytes_async(memory.address(), 7, 64, second).ok()); }
+  const Stream first, second;
+  const Event begun, done;
+  const DeviceMemory memory;
+  Capture capture;
+};
+
+TEST_F(Graphs, ACaptureNeedsTheStreamsItForkedTo) {
+  Fork fork(context());
+  fork.work();
+  const auto graph = fork.capture.finish();
+  ASSERT_FALSE(graph.ok());
+  EXPECT_THAT(graph.error().message, HasSubstr("CUDA_ERROR_STREAM_CAPTURE_UNJOINED"));
+  EXPECT_FALSE(*fork.first.capturing());
+  EXPECT_FALSE(*fork.second.capturing());
+}
+
+TEST_F(Graphs, AJoinTakesAllWorkBeforeItsEvent) {
+  Fork fork(context());
+  fork.work();
+  ASSERT_TRUE(fork.done.record(fork.second).ok());
+  ASSERT_TRUE(fork.first.wait(fork.done).ok());
+  const auto graph = fork.capture.finish();
+  ASSERT_TRUE(graph.ok()) << graph.error().describe();
+  ASSERT_TRUE(graph->launch(fork.first).ok());
+  EXPECT_EQ(fork.memory.as<char>()[63], 7);
+}
+
+TEST_F(Graphs, AJoinDoesNotTakeWorkAfterItsEvent) {
+  Fork fork(context());
+  fork.work();
+  ASSERT_TRUE(fork.done.record(fork.second).ok());
+  ASSERT_TRUE(fork.first.wait(fork.done).ok());
+  fork.work();
+  EXPECT_FALSE(fork.capture.finish().ok());
+}
+
+// What it waited for belongs to the first stream anyway.
+TEST_F(Graphs, AForkWithoutWorkNeedsNoJoin) {
+  Fork fork(context());
+  EXPECT_TRUE(fork.capture.finish().ok());
+}
+
 using Modules = crossdock::testing::FakeCudaTest;
 
 constexpr std::array<std::byte, 8> kElf = {std::byte{0x7f}, std::byte{'E'}, std::byte{'L'},

@@ -196,10 +196,11 @@ TEST_P(MoeCaptures, OneThatBeganInsideIsNotWaitedForOutside) {
   done(core_->forward(chosen_, beside_));
 }
 
+// Its capture cannot end well: nothing has joined what it began on a stream of its own.
 TEST_P(MoeCaptures, OneThatIsDroppedAfterItsCaptureIsForgotten) {
   auto first = cuda::Capture::begin(*stream_).value();
   auto begun = begin(on_);
-  done(first.finish());
+  EXPECT_FALSE(first.finish().ok());
   begun.reset();
   auto second = cuda::Capture::begin(*stream_).value();
   done(core_->forward(chosen_, on_));
