@@ -274,7 +274,9 @@ class Layer(RankOwner):
 
     def forward_end(self, begun: BegunForward, *, residual: Optional[Array] = None,
                     out: Optional[Array] = None, stream: Optional[Stream] = None) -> Array:
-        """The second half, on the same stream or one ordered after it; it waits for the rows on the GPU."""
+        """The second half, on the same stream or one ordered after it; it waits for the rows on the GPU. If that
+        is another, what comes later on the stream of the first half waits for them, too: the arrays that were
+        given may be dropped then."""
         native = begun._native
         if out is None and not native.ended:
             place = _arrays.Place(native.rank, native.device, native.framework)

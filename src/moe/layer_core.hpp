@@ -152,6 +152,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   [[nodiscard]] Result<std::uint64_t> capture_of(u32 rank, StreamPtr stream) const;
   Result<std::uint64_t> check_begun(u32 rank, StreamPtr stream);
   Result<> follow_begun(u32 rank, StreamPtr stream);
+  Result<> free_input(const Begun& begun, StreamPtr stream);
   Result<> follow_dropped(u32 rank, StreamPtr stream, std::uint64_t now);
   Result<> check_input(const RankWeights& weights, const Call& call) const;
   Result<> check_scales(const LayerInput& input) const;

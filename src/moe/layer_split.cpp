@@ -138,8 +138,21 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
   if (begun.arrived != nullptr)
     CROSSDOCK_CHECK_OK(borrowed(rank(begun.rank), call.stream).wait(*begun.arrived));
   begun.joined = true;
+  CROSSDOCK_CHECK_OK(free_input(begun, call.stream));
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
   return finish(weights, call, *begun.handle, false);
+}
+
+// `stream`, on which the forward ends, comes after all that reads its input. Whoever drops the
+// input now may have its memory used again in the order of the stream that it began on, if that is
+// another; not where that one has begun or ended a capture since.
+Result<> LayerCore::free_input(const Begun& begun, StreamPtr stream) {
+  if (begun.arrived == nullptr || stream == begun.stream) return {};
+  const Result<std::uint64_t> now = capture_of(begun.rank, begun.stream);
+  if (!now.ok() || *now != begun.capture) return {};
+  const cuda::Event& read = *side(begun.rank).ready;
+  CROSSDOCK_CHECK_OK(read.record(borrowed(rank(begun.rank), stream)));
+  return borrowed(rank(begun.rank), begun.stream).wait(read);
 }
 
 Result<std::uint64_t> LayerCore::capture_of(u32 r, StreamPtr stream) const {

@@ -196,6 +196,26 @@ TEST_P(MoeCaptures, OneThatBeganInsideIsNotWaitedForOutside) {
   done(core_->forward(chosen_, beside_));
 }
 
+// Whoever allocates in the order of the first half's stream may have the memory of the input next.
+TEST_P(MoeCaptures, TheStreamOfTheFirstHalfWaitsForWhatReadsTheInput) {
+  auto gate = cuda::DeviceMemory::allocate(context(0), 8).value();
+  auto* const open = gate.as<std::uint64_t>();
+  *open = 0;
+  auto begun = begin(on_);
+  ASSERT_TRUE(cuda::wait_value_async(*other_, gate.address(), 1).ok());
+  done(core_->end(chosen_, *begun, beside_));
+  begun.reset();
+  EXPECT_EQ(stream_->synchronize(Deadline::in(0ms)).code(), Code::kDeadline);
+  *open = 1;
+  EXPECT_TRUE(stream_->synchronize(Deadline::in(60s)).ok());
+  // Not across the border of a capture, which the first stream may have begun since.
+  begun = begin(on_);
+  auto capture = cuda::Capture::begin(*stream_).value();
+  done(core_->end(chosen_, *begun, beside_));
+  begun.reset();
+  done(capture.finish());
+}
+
 // Its capture cannot end well: nothing has joined what it began on a stream of its own.
 TEST_P(MoeCaptures, OneThatIsDroppedAfterItsCaptureIsForgotten) {
   auto first = cuda::Capture::begin(*stream_).value();
