@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
+#include <optional>
 
 #include "ep/core.hpp"
 #include "errors.hpp"
@@ -63,28 +64,38 @@ std::unique_lock<std::mutex> RankBox::enter(uint32_t rank) {
     const nb::gil_scoped_release release;
     lock.lock();
   }
-  of_rank.give_back();
+  of_rank.give_back(true);
   return lock;
 }
+
 std::vector<std::unique_lock<std::mutex>> RankBox::enter_all() {
   std::vector<std::unique_lock<std::mutex>> locks;
   for (const auto& each : lanes_) {
     locks.emplace_back(each->calls);
-    each->give_back();
+    each->give_back(false);
   }
   return locks;
 }
 
-void RankBox::retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept {
+void RankBox::retire(uint32_t rank, std::shared_ptr<const void> dropped, bool frees) noexcept {
   Lane& of_rank = lane(rank);
   const std::lock_guard lock(of_rank.dropped_mutex);
-  of_rank.dropped.push_back(std::move(dropped));
+  (frees ? of_rank.memory : of_rank.dropped).push_back(std::move(dropped));
 }
 
-void RankBox::Lane::give_back() {
-  std::vector<std::shared_ptr<const void>> gone;
-  const std::lock_guard lock(dropped_mutex);
-  gone.swap(dropped);
+void RankBox::Lane::give_back(bool with_gil) {
+  std::vector<std::shared_ptr<const void>> gone, freed;
+  {
+    const std::lock_guard lock(dropped_mutex);
+    gone.swap(dropped);
+    freed.swap(memory);
+  }
+  // In this order: a forward that has begun is of a layer.
+  gone.clear();
+  if (freed.empty()) return;
+  std::optional<nb::gil_scoped_release> release;
+  if (with_gil) release.emplace();
+  freed.clear();
 }
 
 Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<RankBox>& box,

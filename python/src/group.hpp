@@ -3,7 +3,8 @@
 // a call which has let the GIL go may hold it. A launch that finds its stream's queue full waits;
 // it keeps neither the GIL nor another rank's lane from the call that it waits for. What Python
 // drops (handles, memory of the twin) can go on any thread, with or without the GIL: it is only put
-// on a list, and the next call of the rank gives it back to the library.
+// on a list, and the next call of the rank gives it back to the library: without the GIL where that
+// frees memory, which may wait for what runs on the GPU, and that for another rank's thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -40,8 +41,8 @@ class RankBox {
   [[nodiscard]] std::unique_lock<std::mutex> enter(uint32_t rank);
   // All lanes, for a thread that has let the GIL go.
   [[nodiscard]] std::vector<std::unique_lock<std::mutex>> enter_all();
-  // From any thread.
-  void retire(uint32_t rank, std::shared_ptr<const void> dropped) noexcept;
+  // From any thread. `frees`: memory of the rank.
+  void retire(uint32_t rank, std::shared_ptr<const void> dropped, bool frees) noexcept;
   [[nodiscard]] bool twin() const { return ranks().twin() != nullptr; }
 
  protected:
@@ -54,9 +55,9 @@ class RankBox {
   struct Lane {
     std::mutex calls;
     std::mutex dropped_mutex;
-    std::vector<std::shared_ptr<const void>> dropped;
+    std::vector<std::shared_ptr<const void>> dropped, memory;
 
-    void give_back();
+    void give_back(bool with_gil);
   };
   Lane& lane(uint32_t rank);
   std::vector<std::unique_ptr<Lane>> lanes_;
@@ -74,12 +75,18 @@ class GroupBox final : public RankBox {
   ep::Group group_;
 };
 
+// What gives no memory back when it goes, or only Python's.
+template <class T>
+inline constexpr bool kFreesMemory = true;
+template <>
+inline constexpr bool kFreesMemory<ep::Handle> = false;
+
 // Keeps something of a rank until the last Python object that needs it is gone.
 template <class T>
 std::shared_ptr<T> keep(std::shared_ptr<RankBox> box, uint32_t rank, T value) {
   auto* const kept = new std::shared_ptr<T>(std::make_shared<T>(std::move(value)));
   return std::shared_ptr<T>(kept->get(), [box = std::move(box), rank, kept](T*) {
-    box->retire(rank, std::move(*kept));
+    box->retire(rank, std::move(*kept), kFreesMemory<T>);
     delete kept;
   });
 }

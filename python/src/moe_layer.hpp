@@ -71,6 +71,9 @@ class Half {
   std::optional<moe::BegunForward> begun_;
 };
 
+template <>
+inline constexpr bool kFreesMemory<Half> = false;
+
 // What Python has of it.
 struct BegunForward {
   std::shared_ptr<Half> half;  // null once ended

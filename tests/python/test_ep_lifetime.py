@@ -1,6 +1,7 @@
 """Who keeps what: slots, handles, arrays and groups may go in any order, and nothing is overwritten."""
 # SPDX-License-Identifier: Apache-2.0
 import gc
+import sys
 import threading
 import time
 
@@ -224,3 +225,25 @@ def test_repr():
         handle.close()
         assert "closed" in repr(handle)
     assert isinstance(group, ep.Group) and "closed" in repr(group)
+
+
+def test_memory_that_was_dropped_is_freed_without_the_gil():
+    """On a GPU that may wait for a kernel, and the kernel for a call of another thread. Here a thread that is given
+    the GIL by nobody else gets it from a call that frees."""
+    go, ran, before = threading.Semaphore(0), [], sys.getswitchinterval()
+    with Case(world=1).group() as group:
+        def other():
+            go.acquire()
+            ran.append(True)
+        thread = threading.Thread(target=other)
+        thread.start()
+        sys.setswitchinterval(1000)
+        try:
+            until = time.monotonic() + 10
+            go.release()
+            while not ran and time.monotonic() < until:
+                group._native.empty(0, "float32", 1, 1)  # gives back the one before
+            assert ran
+        finally:
+            sys.setswitchinterval(before)
+            thread.join()
