@@ -72,7 +72,7 @@ void Group::synchronize(double timeout, nb::handle stream) {
   const Deadline deadline = deadline_in(timeout);
   std::vector<cuda::Stream> streams;
   for (const LocalRank& local : ranks_) {
-    const ep::StreamPtr of_rank = stream_of(stream, framework_, local.device);
+    const ep::StreamPtr of_rank = stream_of(stream, framework(), local.device);
     if (of_rank == nullptr) continue;
     streams.push_back(
         cuda::Stream::borrow(*box->group().core().group().rank(local.rank).device().context(),

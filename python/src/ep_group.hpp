@@ -90,6 +90,9 @@ class Group {
   [[nodiscard]] uint32_t world() const { return world_; }
   [[nodiscard]] bool twin() const { return twin_; }
   [[nodiscard]] bool closed() const { return box_ == nullptr; }
+  // Whose current stream calls without arrays are on: that of the last dispatch or, before there
+  // was one, torch where the process has it.
+  [[nodiscard]] Framework framework() const;
   [[nodiscard]] const ep::Sizes& memory() const { return memory_; }
 
  private:

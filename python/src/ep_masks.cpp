@@ -31,15 +31,20 @@ void Group::combine_send(const Handle& handle, const ep::CombineOptions& how, nb
   value_or_raise(launch([&] { return box->group().combine_send(*from, how, on); }));
 }
 
+Framework Group::framework() const {
+  if (framework_ != Framework::kNone || !loaded_module("torch").is_valid()) return framework_;
+  return Framework::kTorch;
+}
+
 void Group::mask(uint32_t rank, uint32_t peer, bool masked, nb::handle stream) {
   const auto [box, lock] = enter(rank);
-  const ep::StreamPtr on = stream_of(stream, framework_, device_of(rank));
+  const ep::StreamPtr on = stream_of(stream, framework(), device_of(rank));
   value_or_raise(launch([&] { return box->group().mask(rank, peer, masked, on); }));
 }
 
 void Group::clear_mask(uint32_t rank, nb::handle stream) {
   const auto [box, lock] = enter(rank);
-  const ep::StreamPtr on = stream_of(stream, framework_, device_of(rank));
+  const ep::StreamPtr on = stream_of(stream, framework(), device_of(rank));
   value_or_raise(launch([&] { return box->group().clear_mask(rank, on); }));
 }
 
@@ -75,6 +80,7 @@ void bind_masks(nb::class_<Group>& group) {
       .def("clear_mask", &Group::clear_mask, nb::arg("rank"), nb::arg("stream").none())
       .def("read_mask", &Group::read_mask, nb::arg("rank"), nb::arg("told"),
            nb::arg("stream").none())
+      .def_prop_ro("framework", [](const Group& g) { return static_cast<int>(g.framework()); })
       .def("mask_memory", &Group::mask_memory, nb::arg("rank"))
       .def("masked", &Group::masked, nb::arg("rank"), nb::arg("timeout"));
 }

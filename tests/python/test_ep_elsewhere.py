@@ -2,13 +2,15 @@
 handle there are, and the path for few tokens. In the twin against the NumPy reference."""
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import sys
+import types
 
 import numpy as np
 import pytest
 
 import crossdock
 from cases import TIMEOUT, Case, bf16_rows, check_received, dispatch, raises, tokens_of
-from crossdock import ep
+from crossdock import _arrays, ep
 from crossdock.testing import ep_reference as ref
 
 
@@ -132,6 +134,19 @@ def test_sums_of_choices_whose_ids_the_caller_has_kept():
         for wrong, text in ((ids[0].astype(np.int64), "it must be int32"), (ids[0][:, :1], "it must be [")):
             with raises(crossdock.InvalidArgument, "ids is", text):
                 group.reduce_rows(handles[0], made[0], ids=wrong)
+
+
+def test_calls_before_the_first_dispatch_are_in_the_order_of_torch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    case = Case(world=1)
+    with case.group() as group:
+        assert group._native.framework == _arrays.NONE
+        with monkeypatch.context() as imported:
+            imported.setitem(sys.modules, "torch", types.SimpleNamespace())
+            assert group._native.framework == _arrays.TORCH
+        dispatch(case, group, one_round(case, 1)[0])
+        assert group._native.framework == _arrays.NUMPY
+        group.synchronize(TIMEOUT)
 
 
 def test_arrays_of_a_handle_are_counted():

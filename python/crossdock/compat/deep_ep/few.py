@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any, Sequence
 
 from ... import ep
@@ -127,12 +126,9 @@ class FewWorld:
             mine = group.mask_memory(self.rank.rank())
             mine |= other.mask_memory(self.rank.rank())
 
-    def _stream(self) -> Any:
-        return None if self.rank.twin else sys.modules["torch"].cuda.current_stream()
-
     def mask(self, peer: int, masked: bool) -> None:
         for group in self.groups:
-            group.mask(peer, masked, rank=self.rank.rank(), stream=self._stream())
+            group.mask(peer, masked, rank=self.rank.rank())
         self._pending[peer] = masked
 
     def add_masks(self, frame: Any, told: Any) -> None:
