@@ -92,7 +92,8 @@ Result<Handle> Core::dispatch(u32 r, const Tokens& t, const DispatchOptions& how
     p.reuse = {.routes = earlier.routes(),
                .source_ends = earlier.source_ends(),
                .sent_ends = earlier.sent_ends(),
-               .expert_counts = earlier.expert_counts()};
+               .expert_counts = earlier.expert_counts(),
+               .ids = like->received.ids};
   }
   const bool beside = how.expanded != nullptr && copy_blocks_[r] != 0;
   CROSSDOCK_CHECK_OK(

@@ -177,10 +177,21 @@ struct EpDispatchFinish {
     }
     return selections;
   }
+  // As in the earlier dispatch, without the sources that have not come this time.
+  CROSSDOCK_DEVICE u32 selected_again(u32 expert) const {
+    u32 selections = ptx::ld_weak(b.p.reuse.expert_counts + expert);
+    CROSSDOCK_NO_UNROLL
+    for (u32 source = 0; source < b.world(); ++source) {
+      if (b.talks_to(source)) continue;
+      const u64 end = u64{ptx::ld_weak(b.p.reuse.source_ends + source)} * b.p.input.top_k;
+      CROSSDOCK_NO_UNROLL
+      for (u64 choice = u64{source} * b.p.stride * b.p.input.top_k; choice < end; ++choice)
+        if (ptx::ld_weak(b.p.reuse.ids + choice) == static_cast<i32>(expert)) --selections;
+    }
+    return selections;
+  }
   CROSSDOCK_DEVICE void take_expert(u32 i) const {
-    const u32 selections = b.reuses()  ? ptx::ld_weak(b.p.reuse.expert_counts + i)
-                           : b.fixed() ? selected(i)
-                                       : added(i);
+    const u32 selections = b.reuses() ? selected_again(i) : b.fixed() ? selected(i) : added(i);
     ptx::st_weak(b.p.result.expert_counts + i, selections);
     u64* kept = b.reuses() ? nullptr : b.p.statistics.expert_selections;
     if (kept != nullptr && selections != 0) ptx::red_add_relaxed_gpu(kept + i, u64{selections});

@@ -120,7 +120,12 @@ struct EpPlan {
   // Of the last block with tokens: where this rank's rows end at each destination.
   CROSSDOCK_DEVICE void publish_ends(bool failed) const {
     const u32 destination = lane_index();
-    if (b.block != b.p.tokens.last_block() || !b.talks_to(destination)) return;
+    if (b.block != b.p.tokens.last_block() || destination >= b.world()) return;
+    if (!b.talks_to(destination)) {
+      // It has none, also for a dispatch that uses the routing again when it is back.
+      ptx::st_weak(b.p.result.sent_ends + destination, b.rank() * b.p.stride);
+      return;
+    }
     u64 end = 0;
     if (failed) {
       end = b.given_up();

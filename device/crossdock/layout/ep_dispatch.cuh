@@ -163,6 +163,7 @@ struct EpReuse {
   const u32* source_ends;
   const u32* sent_ends;
   const u32* expert_counts;
+  const i32* ids;  // [capacity][top_k], of the rows that came then
 };
 
 // Kept for the caller over many launches; any may be null.

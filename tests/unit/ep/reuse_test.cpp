@@ -125,6 +125,84 @@ TEST(EpReuse, SelectionsAreCountedOnce) {
             std::vector<std::uint64_t>(counts.begin(), counts.end()));
 }
 
+// ---- masks --------------------------------------------------------------------------------------
+
+// Rank 2 and the others mask each other, or let each other in again.
+void set_apart(EpGroupRig& rig, bool apart) {
+  for (const u32 r : {0u, 1u}) {
+    ASSERT_TRUE(rig.group().mask(r, 2, apart).ok());
+    ASSERT_TRUE(rig.group().mask(2, r, apart).ok());
+  }
+}
+// What `rank` sees when they are apart.
+EpInputs seen_apart(const EpInputs& all, u32 rank) {
+  return rank == 2 ? all.without(0).without(1) : all.without(2);
+}
+// A round in which they may be apart, with the routing of `like` if there is one, checked against
+// what each rank is to see.
+std::vector<ep::Handle> masked_round(EpGroupRig& rig, const EpCase& c, const EpInputs& inputs,
+                                     const std::vector<ep::Handle>* like, bool apart) {
+  rig.load(inputs);
+  std::vector<ep::Handle> handles;
+  for (u32 r = 0; r < c.world; ++r)
+    handles.push_back(
+        like == nullptr
+            ? rig.group().dispatch(r, rig.tokens(r), {.path = ep::Path::kLarge}).value()
+            : rig.group().dispatch(r, rig.tokens_like(r), {.routing = &(*like)[r]}).value());
+  rig.synchronize();
+  for (const auto& handle : handles) {
+    const u32 r = handle.rank();
+    const EpInputs seen = apart ? seen_apart(inputs, r) : inputs;
+    rig.check(handle, EpReference(c, seen));
+    if (::testing::Test::HasFatalFailure()) break;
+    rig.write_expert_rows(handle, seen, 1);
+  }
+  if (::testing::Test::HasFatalFailure()) return handles;
+  for (const auto& handle : handles)
+    rig.combine(handle);
+  rig.synchronize();
+  for (u32 r = 0; r < c.world; ++r)
+    rig.check_combined(r, EpReference(c, apart ? seen_apart(inputs, r) : inputs), 1);
+  return handles;
+}
+EpGroupRig masking_rig(const EpCase& c) {
+  auto options = ep_options(c, symm::Backend::kCpu);
+  options.ep.slots = 2;
+  options.ep.masks = true;
+  return EpGroupRig(c, ep::Group::create(options).value());
+}
+const EpCase kApart{
+    .world = 3, .experts = 7, .max_tokens = 40, .combine_weights = false, .fixed = true};
+
+TEST(EpReuse, ARankThatIsMaskedSinceIsNotCounted) {
+  for (u32 seed = 1; seed <= 4; ++seed) {
+    EpGroupRig rig = masking_rig(kApart);
+    rig.group().core().launcher().set_schedule(weak_schedule(seed));
+    const EpInputs inputs(kApart, seed);
+    auto handles = masked_round(rig, kApart, inputs, nullptr, false);
+    ASSERT_NO_FATAL_FAILURE(set_apart(rig, true));
+    for (u32 again = 0; again < 2 && !HasFatalFailure(); ++again)
+      handles = masked_round(rig, kApart, inputs, &handles, true);
+    if (HasFatalFailure()) return;
+  }
+}
+// Where ranks were left out of the first dispatch, they are left out of those like it; the slots
+// still have what other dispatches left there.
+TEST(EpReuse, ARankThatIsLetInSinceHasNoRows) {
+  for (u32 seed = 1; seed <= 4; ++seed) {
+    EpGroupRig rig = masking_rig(kApart);
+    rig.group().core().launcher().set_schedule(weak_schedule(seed));
+    const EpInputs inputs(kApart, seed);
+    for (u32 slot = 0; slot < 2; ++slot)
+      masked_round(rig, kApart, EpInputs(kApart, 100 + seed), nullptr, false);
+    ASSERT_NO_FATAL_FAILURE(set_apart(rig, true));
+    const auto handles = masked_round(rig, kApart, inputs, nullptr, true);
+    ASSERT_NO_FATAL_FAILURE(set_apart(rig, false));
+    masked_round(rig, kApart, inputs, &handles, true);
+    if (HasFailure()) return;
+  }
+}
+
 // ---- mistakes ----------------------------------------------------------------------------------
 
 TEST(EpReuse, WrongHandlesAreRefused) {
