@@ -108,5 +108,60 @@ TEST(EpMaskBeside, TheHostIsNotToldOfRowsThatDoNotCount) {
   }
 }
 
+// In a stream of a rank: until a peer has told that its input is there. One thread.
+struct InputGateParams {
+  const u64* word;
+};
+void input_gate(const InputGateParams& p) {
+  while (thread_index() == 0 && ptx::ld_acquire_sys(p.word) >> 48 != 1)
+    ptx::spin("input gate");
+}
+// Whether the sums of `rank` are those of `seen`.
+bool sums_are(const EpCase& c, const EpInputs& seen, u32 rank, const u8* rows) {
+  for (u32 token = 0; token < seen.of(rank).tokens; ++token)
+    for (u32 i = 0; i < c.combine_bytes / 2; ++i) {
+      float sum = 0;
+      for (u32 d = 0; d < c.world; ++d)
+        if (seen.goes_to(rank, token, d)) sum += from_bf16(expert_value(d, rank, token, i, 0));
+      const u64 at = u64{token} * (c.combine_bytes / 2) + i;
+      if (reinterpret_cast<const u16*>(rows)[at] != bf16_of(sum)) return false;
+    }
+  return true;
+}
+// Rank 1 is masked at rank 0 when it has told and rank 0 begins to add: its rows are in all sums,
+// or in none, whichever warp has which parts of a token.
+TEST(EpMaskBeside, ACombineHasAllRowsOfARankOrNone) {
+  const EpCase c = beside_case(3);
+  u32 with = 0, without = 0;
+  for (u32 seed = 1; seed <= 8 * kEpSeeds; ++seed) {
+    EpRig rig(c);
+    rig.mask_late();
+    const EpInputs all(c, seed);
+    rig.load(all, 0);
+    rig.launch_all<kPlain>(0);
+    std::vector<u8*> outputs;
+    for (u32 rank = 0; rank < c.world; ++rank) {
+      outputs.push_back(rig.ranks().local<u8>(rank, u64{c.max_tokens} * c.combine_bytes));
+      rig.launch_experts(rank, 0, 0);
+      rig.combined(rank, 0).parts.per_ticket = 1;
+      rig.launch_combine<kPull>(rank, 0, outputs[rank]);
+    }
+    const u64 word = rig.params(0, 0).areas.inputs + (c.world + 1) * sizeof(u64);  // of epoch 1
+    rig.ranks().launch(0, {1, 32, 0, "gate", false, 1}, input_gate,
+                       InputGateParams{rig.ranks().window<u64>(0, word)});
+    for (u32 i = 0; i < seed % 16; ++i)
+      rig.launch_mask(0, 0, 0, 1);  // nothing but time
+    rig.launch_mask(0, 2, 2, 1);
+    ASSERT_NO_FATAL_FAILURE(rig.ranks().run_clean(fault_schedule(seed)));
+    const bool has_all = sums_are(c, all, 0, outputs[0]);
+    const bool has_none = sums_are(c, all.without(1), 0, outputs[0]);
+    with += has_all ? 1 : 0;
+    without += has_none ? 1 : 0;
+    ASSERT_TRUE(has_all || has_none) << "seed " << seed << ": a part of the rows of rank 1";
+  }
+  EXPECT_GT(with, 0u);
+  EXPECT_GT(without, 0u);
+}
+
 }  // namespace
 }  // namespace crossdock::testing

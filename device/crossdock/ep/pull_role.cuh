@@ -62,7 +62,7 @@ CROSSDOCK_DEVICE bool ep_same_payload(const EpCombineParams& p, u32 rank, EpInpu
 }
 
 // By a warp: until every rank has begun this epoch. `input`: where the rows of the lane's rank are,
-// or null: it is masked. `waits`: where the times are added, or null. False when the rank aborts;
+// or null: it is left out. `waits`: where the times are added, or null. False when the rank aborts;
 // the lanes agree.
 CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 masked, u32 epoch,
                                      const u8*& input, u64* waits = nullptr) {
@@ -70,17 +70,20 @@ CROSSDOCK_DEVICE bool ep_wait_inputs(const EpCombineParams& p, u32 masked, u32 e
   const u32 lane = lane_index();
   Came came = Came::kYes;
   input = nullptr;
-  if (lane < p.view.world && !is_masked(masked, lane)) {
+  const bool skips = is_masked(masked, lane);
+  // With late masks one that is masked for this thread may have come for another one.
+  if (lane < p.view.world && (!skips || p.masking.late)) {
     const u64 index = u64{epoch & 1u} * p.view.world + lane;
     const u64* word = p.view.template at<u64>(p.areas.inputs + index * sizeof(u64));
     // A word of this rank itself: another of its blocks is late, perhaps because of a peer.
     const Phase phase = lane == p.common.rank ? Phase::kGridSync : Phase::kEpochWord;
     u64 seen = 0;
-    came = wait_or_mask(
-        p.common, p.masking, {phase, lane, epoch & 0xffffu},
-        [&] { return seen = ptx::ld_acquire_sys(word); },
-        [&](u64 now) { return clock.stamp(tagged_with(now, epoch)); });
-    clock.add(lane);
+    came = skips ? Came::kMasked
+                 : wait_or_mask(
+                       p.common, p.masking, {phase, lane, epoch & 0xffffu},
+                       [&] { return seen = ptx::ld_acquire_sys(word); },
+                       [&](u64 now) { return clock.stamp(tagged_with(now, epoch)); });
+    if (!skips) clock.add(lane);
     bool counts = came == Came::kYes;
     if (p.masking.late && came != Came::kAbort)
       counts = ep_agree(&p.state->verdicts[lane], epoch, counts);
