@@ -142,6 +142,12 @@ Result<u32*> Core::take_turn(RankState& state, const Handle::State& h, Halves ha
   return &told;
 }
 
+// What has been launched of a combine.
+void Core::note_turn(const Handle::State& h, Halves halves, u32& told) {
+  told = halves == Halves::kTell ? h.ticket : 0;
+  if (halves != Halves::kTell) h.placement.slot->uncombined = false;
+}
+
 // Where a warp cannot take whole tokens it takes parts, and every warp has two.
 void Core::cut_rows(device::EpCombineParams& p, u32 blocks) const {
   const device::EpCombineConfig config = combine_variant(p.send_blocks != 0);
@@ -193,6 +199,11 @@ Result<device::EpCombineParams> Core::combine_params(RankState& state, const Han
 Result<> Core::combine_halves(Handle::State& h, const CombineCall& call, StreamPtr stream) {
   CROSSDOCK_TRY(state, find(h.rank));
   CROSSDOCK_TRY(told, take_turn(*state, h, call.halves));
+  if (options_.mask_late && h.let_in != state->let_in)
+    return invalid_argument(fmt::format(
+        "ep combine: rank {} has let others in since the handle's dispatch, and a handle "
+        "of a group with mask_late does not know who was left out then: dispatch again",
+        h.rank));
   if (call.halves != Halves::kAdd) CROSSDOCK_CHECK_OK(check_how(h, call.how));
   CROSSDOCK_TRY(p, combine_params(*state, h, call));
   const bool packed = p.payload != device::EpPayload::kBf16;
@@ -201,7 +212,7 @@ Result<> Core::combine_halves(Handle::State& h, const CombineCall& call, StreamP
   const symm::Rank& rank = group_->rank(h.rank);
   if (h.packets) {
     CROSSDOCK_CHECK_OK(combine_packets(h, p, stream));
-    *told = call.halves == Halves::kTell ? h.ticket : 0;
+    note_turn(h, call.halves, *told);
     return {};
   }
   if (packed && p.tells && !call.how.packed)
@@ -220,7 +231,7 @@ Result<> Core::combine_halves(Handle::State& h, const CombineCall& call, StreamP
                                : combine_;
   CROSSDOCK_CHECK_OK(launcher_->launch(rank, *kernel, launch_shape, p));
   h.announced = true;
-  *told = call.halves == Halves::kTell ? h.ticket : 0;
+  note_turn(h, call.halves, *told);
   return {};
 }
 

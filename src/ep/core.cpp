@@ -222,6 +222,8 @@ void Core::begin_anew(const char* by) {
     state.next_small = state.told = 0;
     for (SmallSlot& slot : state.small)
       slot.told = 0;
+    for (const auto& slot : state.slots)
+      slot->sent = slot->uncombined = false;
   }
 }
 

@@ -52,6 +52,7 @@ struct RankState {
   // Ticket of the dispatch whose combine has told the others and not been received; 0: there is
   // none. The second half takes its epoch to be the last that was told, so there is one at a time.
   u32 told = 0;
+  u32 let_in = 0;  // how often others have been let in again
   std::vector<SmallSlot> small;
 };
 
@@ -148,7 +149,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void begin_anew(const char* by);
   [[nodiscard]] u32 vacant_bits() const;
   Result<> mask_vacant(Deadline deadline);
-  static Result<> check_no_half(const RankState& state);
+  [[nodiscard]] Result<> check_nothing_open(const RankState& state) const;
   Result<> prepare_variant(const DispatchShape& shape, Deadline deadline);
   Result<> prepare_rank(u32 rank);
   Result<> prepare_grouping(Deadline deadline);
@@ -236,6 +237,7 @@ class Core : public std::enable_shared_from_this<Core> {
                       StreamPtr stream);
   [[nodiscard]] u32 packed_blocks(u32 rank) const;
   Result<u32*> take_turn(RankState& state, const Handle::State& handle, Halves halves) const;
+  static void note_turn(const Handle::State& handle, Halves halves, u32& told);
   Result<const Handle::State*> reused(u32 rank, const Tokens& tokens,
                                       const DispatchOptions& how) const;
   Result<Placement> place(RankState& state, const Tokens& tokens, const DispatchOptions& how,

@@ -24,6 +24,7 @@ struct Handle::State {
   bool arrived = true;              // false between the halves of a dispatch
   bool grouped = false;             // lists of its rows have been asked for
   bool announced = false;           // to peers, which read its input since; never in packets
+  u32 let_in = 0;                   // RankState::let_in at its dispatch
   std::uint64_t capture = 0;        // on the small path: of its dispatch; 0: none
   Payload told = Payload::kBf16;    // how the rows of its combine_send() travel
   Payload packed = Payload::kBf16;  // what reduce_rows() has written and is still there

@@ -44,7 +44,8 @@ Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   CROSSDOCK_TRY(state, find(r));
   if (!options_.masks)
     return invalid_argument("ep mask: the group was made with masks = false: make it with true");
-  if ((change.clear & ~change.set) != 0) CROSSDOCK_CHECK_OK(check_no_half(*state));
+  const bool lets_in = (change.clear & ~change.set) != 0;
+  if (lets_in) CROSSDOCK_CHECK_OK(check_nothing_open(*state));
   device::EpMaskParams p{};
   p.view = group_->rank(r).view();
   p.areas = window_.areas;
@@ -59,20 +60,33 @@ Result<> Core::change_mask(u32 r, const MaskChange& change, StreamPtr stream) {
   const symm::Rank& rank = group_->rank(r);
   std::optional<cuda::Stream> kept;
   CROSSDOCK_TRY(launch_shape, shape(rank, 1, stream, kept));
-  return launcher_->launch(rank, *mask_, launch_shape, p);
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, *mask_, launch_shape, p));
+  if (lets_in) ++state->let_in;
+  return {};
 }
 
-// A rank that comes back in the middle of a combine has not been told of it, and would be waited
-// for in vain.
-Result<> Core::check_no_half(const RankState& state) {
-  bool open = state.told != 0;
+// A rank that comes back in the middle of a call has not been told of it, and would be waited for
+// in vain. Between a dispatch and its combine it would be asked for rows that it has not got: a
+// handle knows who was masked before its dispatch, but not who was in the middle of it.
+Result<> Core::check_nothing_open(const RankState& state) const {
+  const auto open = [&](const char* what) {
+    return invalid_argument(
+        fmt::format("ep mask: rank {}: {} before a rank is let in again", state.rank, what));
+  };
+  bool told = state.told != 0;
   for (const SmallSlot& slot : state.small)
-    open = open || slot.told != 0;
-  if (!open) return {};
-  return invalid_argument(
-      fmt::format("ep mask: a combine_send() of rank {} waits for its combine_receive(): call it "
-                  "before a rank is let in again",
-                  state.rank));
+    told = told || slot.told != 0;
+  if (told) return open("a combine_send() waits for its combine_receive(): call it");
+  for (const auto& slot : state.slots) {
+    if (slot->sent)
+      return open(
+          "a dispatch_send() waits for its dispatch_receive(): call it, or drop the handle,");
+    if (options_.mask_late && slot->uncombined)
+      return open(
+          "a dispatch has not been combined yet, and with mask_late its handle does not know who "
+          "was left out: combine it, or drop the handle,");
+  }
+  return {};
 }
 
 Result<> Core::read_mask(u32 r, std::int32_t* told, StreamPtr stream) {

@@ -203,6 +203,7 @@ Result<> Core::copy_in(RankState& state, const Handle::State& h, const ExpertInp
 Handle Core::make_handle(RankState& state, const Placement& placement, const Dispatched& p) {
   Slot& slot = *placement.slot;
   slot.held = true;
+  slot.uncombined = placement.input != nullptr;
   auto h = std::make_unique<Handle::State>();
   h->core = shared_from_this();
   h->generation = generation_;
@@ -214,6 +215,7 @@ Handle Core::make_handle(RankState& state, const Placement& placement, const Dis
   h->host_rows = slot.host_words;
   h->host_experts = slot.host_words + 1;
   h->placement = placement;
+  h->let_in = state.let_in;
   h->weights = p.weights;
   u8* block = placement.block;
   h->received = {.rows = block + p.output.rows,

@@ -186,8 +186,11 @@ Result<> Core::reserve_copies(u32 rank, u32 copies) {
 }
 
 void Core::release(u32 rank, u32 slot) noexcept {
-  for (RankState& state : ranks_)
-    if (state.rank == rank) state.slots[slot]->held = false;
+  for (RankState& state : ranks_) {
+    if (state.rank != rank) continue;
+    Slot& freed = *state.slots[slot];
+    freed.held = freed.sent = freed.uncombined = false;
+  }
 }
 
 }  // namespace crossdock::ep

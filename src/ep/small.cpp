@@ -192,6 +192,7 @@ Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const Sma
       {device::EpTokens::make(t.count, 1), p.output, p.result, t.weights != nullptr, p.stride});
   Handle::State& h = *handle.state_;
   h.arrived = call.receives;
+  slot.sent = !call.receives;
   h.output = p.output;
   h.result = p.result;
   h.input_row_bytes = t.row_bytes;
@@ -245,6 +246,7 @@ Result<> Core::dispatch_receive(const Handle& handle, const Expanded* to, Stream
   const bool beside = to != nullptr && copies_few(h->packets);
   CROSSDOCK_CHECK_OK(launch_small(p, *h, beside ? to : nullptr, stream));
   h->arrived = true;
+  h->placement.slot->sent = false;
   if (to == nullptr || beside) return {};
   CROSSDOCK_CHECK_OK(group_rows(handle, stream));
   return expand_rows(handle, *to, stream);

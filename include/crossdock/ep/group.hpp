@@ -328,7 +328,9 @@ class CROSSDOCK_API Group {
   // whatever either still runs), have made the same calls meanwhile, fewer than 65,000, and have no
   // half of a call open. A rank that is let in and does not let in is waited for as one that does
   // not come. One that has missed calls needs a reset() of the group. kInvalidArgument for the rank
-  // itself, which also means that not all can be masked, and between the halves of a combine.
+  // itself, which also means that not all can be masked, and between the halves of a call. With
+  // Options::mask_late also between a dispatch and its combine, and for combines of handles from
+  // before: they do not know who was left out in the middle of their dispatch.
   Result<> mask(std::uint32_t rank, std::uint32_t peer, bool masked, StreamPtr stream = nullptr);
   // Nobody is masked from then on.
   Result<> clear_mask(std::uint32_t rank, StreamPtr stream = nullptr);

@@ -136,6 +136,69 @@ TEST(EpMasks, NobodyIsLetInBetweenTheHalvesOfACombine) {
     ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().mask(1, 0, true)));
   }
 }
+void expect_refused(const Result<>& got, const char* text) {
+  ASSERT_EQ(got.code(), Code::kInvalidArgument) << text;
+  EXPECT_THAT(got.error().message, HasSubstr(text));
+}
+TEST(EpMasks, NobodyIsLetInBetweenTheHalvesOfADispatch) {
+  for (const u32 tokens : {4u, 12u}) {
+    const EpCase c = mask_case(2, tokens);
+    EpGroupRig rig = masking_rig(c);
+    rig.load(EpInputs(c, 1));
+    std::vector<ep::Handle> handles;
+    for (u32 r = 0; r < 2; ++r)
+      handles.push_back(rig.group().dispatch_send(r, rig.tokens(r), {}).value());
+    ASSERT_NO_FATAL_FAILURE(
+        expect_refused(rig.group().clear_mask(0), "waits for its dispatch_receive()"));
+    for (const auto& handle : handles)
+      ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().dispatch_receive(handle)));
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().clear_mask(0)));
+    // One that nobody receives any more.
+    {
+      const auto sent = rig.group().dispatch_send(0, rig.tokens(0), {}).value();
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().clear_mask(0)));
+    {
+      const auto sent = rig.group().dispatch_send(1, rig.tokens(1), {}).value();
+    }
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+  }
+}
+// With late masks the handle does not know who was left out, so that a rank that is let in would be
+// asked for rows that it has not got.
+TEST(EpMasks, NobodyIsLetInBetweenADispatchWithLateMasksAndItsCombine) {
+  for (const auto& [tokens, path] : kPaths) {
+    SCOPED_TRACE(tokens);
+    const EpCase c = mask_case(2, tokens);
+    EpGroupRig rig = masking_rig(c, true);
+    rig.load(EpInputs(c, 1));
+    const auto dispatch_all = [&, path = path] {
+      std::vector<ep::Handle> handles;
+      for (u32 r = 0; r < 2; ++r)
+        handles.push_back(rig.group().dispatch(r, rig.tokens(r), {.path = path}).value());
+      return handles;
+    };
+    auto handles = dispatch_all();
+    ASSERT_NO_FATAL_FAILURE(
+        expect_refused(rig.group().mask(0, 1, false), "has not been combined yet"));
+    ASSERT_NO_FATAL_FAILURE(expect_refused(rig.group().clear_mask(1), "has not been combined yet"));
+    for (const auto& handle : handles)
+      ASSERT_NO_FATAL_FAILURE(rig.combine(handle));
+    for (u32 r = 0; r < 2; ++r)
+      ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().clear_mask(r)));
+    for (const auto& handle : handles)
+      ASSERT_NO_FATAL_FAILURE(
+          expect_refused(rig.group().combine(handle, {.rows = rig.combined(handle.rank())}),
+                         "has let others in since the handle's dispatch"));
+    handles = dispatch_all();
+    handles.clear();
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().clear_mask(0)));
+    handles = dispatch_all();
+    ASSERT_NO_FATAL_FAILURE(rig.synchronize());
+    ASSERT_TRUE(rig.group().reset(ep_soon()).ok());
+    ASSERT_NO_FATAL_FAILURE(expect_ok(rig.group().clear_mask(0)));
+  }
+}
 TEST(EpMasks, MistakesAreRefused) {
   const EpCase c{.world = 2, .max_tokens = 4, .fixed = true};
   EpGroupRig rig = masking_rig(c);
