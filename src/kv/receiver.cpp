@@ -9,7 +9,9 @@ inline namespace v1 {
 
 Result<KvReceiver> KvReceiver::create(transfer::Engine& engine, PagePool pool,
                                       ReceiverOptions options) {
-  auto core = std::make_shared<detail::ReceiverCore>(engine, std::move(pool), std::move(options));
+  std::shared_ptr<detail::ReceiverCore> core(
+      new detail::ReceiverCore(engine, std::move(pool), std::move(options)),
+      base::DeleteUnlessForked{});
   if (auto started = core->start(core); !started.ok()) {
     core->shutdown();
     return std::move(started).error();

@@ -61,6 +61,7 @@ Result<> ReceiverCore::start(const std::shared_ptr<ReceiverCore>& self) {
 }
 
 void ReceiverCore::shutdown() {
+  if (forked()) return;  // its threads are the parent's
   {
     const Lock lock(mutex_);
     if (stopped_) return;

@@ -29,6 +29,7 @@
 
 #include <crossdock/kv/receiver.hpp>
 
+#include "base/fork_check.hpp"
 #include "kv/keeper.hpp"
 #include "kv/link.hpp"
 #include "kv/message.hpp"
@@ -76,6 +77,7 @@ class ReceiverCore {
   Result<> start(const std::shared_ptr<ReceiverCore>& self);
   // No callback or message is handled after it; joins the threads. Idempotent.
   void shutdown();
+  [[nodiscard]] bool forked() const noexcept { return fork_.forked(); }
 
   Result<> expect(const Expectation& expectation);
   Result<> wait(RequestId request, std::optional<std::uint32_t> layer, Deadline deadline);
@@ -129,6 +131,7 @@ class ReceiverCore {
   void run(const Effects& effects);
   std::string progress_of(const Incoming& in) const;
 
+  const base::ForkCheck fork_;
   transfer::Engine& engine_;
   PagePool pool_;
   const ReceiverOptions options_;

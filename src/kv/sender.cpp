@@ -8,7 +8,9 @@ namespace crossdock::kv {
 inline namespace v1 {
 
 Result<KvSender> KvSender::create(transfer::Engine& engine, PagePool pool, SenderOptions options) {
-  auto core = std::make_shared<detail::SenderCore>(engine, std::move(pool), std::move(options));
+  std::shared_ptr<detail::SenderCore> core(
+      new detail::SenderCore(engine, std::move(pool), std::move(options)),
+      base::DeleteUnlessForked{});
   if (auto started = core->start(); !started.ok()) {
     core->shutdown();
     return std::move(started).error();

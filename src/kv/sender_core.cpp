@@ -40,6 +40,7 @@ Result<> SenderCore::start() {
 }
 
 void SenderCore::shutdown() {
+  if (forked()) return;  // its threads are the parent's
   Effects effects;
   {
     const Lock lock(mutex_);

@@ -28,6 +28,7 @@
 
 #include <crossdock/kv/sender.hpp>
 
+#include "base/fork_check.hpp"
 #include "kv/link.hpp"
 #include "kv/message.hpp"
 
@@ -101,6 +102,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   SenderCore(transfer::Engine& engine, PagePool pool, SenderOptions options);
   Result<> start();
   void shutdown();
+  [[nodiscard]] bool forked() const noexcept { return fork_.forked(); }
 
   Result<> push(RequestId request, std::uint32_t layer,
                 std::optional<std::pair<std::uint32_t, std::uint32_t>> range);
@@ -182,6 +184,7 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   std::optional<Deadline> due_time(const Outgoing& out) const;
   void run(Effects effects);
 
+  const base::ForkCheck fork_;
   transfer::Engine& engine_;
   PagePool pool_;
   const SenderOptions options_;

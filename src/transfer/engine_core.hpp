@@ -21,6 +21,7 @@
 
 #include "base/config.hpp"
 #include "base/event_loop.hpp"
+#include "base/fork_check.hpp"
 #include "base/gate.hpp"
 #include "base/job_thread.hpp"
 #include "base/log.hpp"
@@ -50,14 +51,7 @@ inline std::string_view base_name(std::string_view transport) {
   return plus == std::string_view::npos ? transport : transport.substr(plus + 1);
 }
 
-// Deletes, but in a forked child: there the destructors would wait for the parent's threads and say
-// Bye on its connections.
-struct DeleteUnlessForked {
-  template <class T>
-  void operator()(T* object) const noexcept {
-    if (!object->forked()) delete object;
-  }
-};
+using base::DeleteUnlessForked;
 
 class EngineCore : public std::enable_shared_from_this<EngineCore> {
  public:

@@ -161,6 +161,7 @@ Result<std::uint64_t> MailboxCore::set_handler(Handler handler) {
 }
 
 void MailboxCore::clear_handler(std::uint64_t token) {
+  if (fork_.forked()) return;
   std::shared_ptr<Handler> old;  // destroyed without the lock
   Lock lock(mutex_);
   if (!handler_ || handler_token_ != token) return;

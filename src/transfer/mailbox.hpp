@@ -24,6 +24,8 @@
 #include <crossdock/core/result.hpp>
 #include <crossdock/transfer/types.hpp>
 
+#include "base/fork_check.hpp"
+
 namespace crossdock::transfer::detail {
 
 struct MailboxLimits {
@@ -53,7 +55,7 @@ class MailboxCore {
   // number is for clear_handler().
   Result<std::uint64_t> set_handler(Handler handler);
   // When it returns that handler does not run any more, unless this is called from within it. Does
-  // nothing to a handler set by somebody else.
+  // nothing to a handler set by somebody else, and nothing in a forked child.
   void clear_handler(std::uint64_t token);
   // Wakes receivers with kClosed and drops the handler; when it returns no handler runs any more,
   // unless this is called from within it.
@@ -71,6 +73,7 @@ class MailboxCore {
   const std::string name_;
   const MailboxLimits limits_;
   const std::shared_ptr<std::atomic<std::size_t>> unclaimed_;
+  const base::ForkCheck fork_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Message> queue_;

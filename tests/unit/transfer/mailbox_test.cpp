@@ -2,8 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/mailbox.hpp"
 
+#include <chrono>
+#include <future>
 #include <gtest/gtest.h>
 #include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <crossdock/transfer/engine.hpp>
@@ -48,6 +53,31 @@ TEST(Mailbox, OneHandlerAtATimeAndOnlyItsOwnerEndsIt) {
   ASSERT_TRUE(boxes.deliver("m", note(1)).ok());
   EXPECT_EQ(first, 1);
   EXPECT_EQ(second, 1);
+}
+
+// The thread inside the handler is the parent's: in the child nobody ever leaves it.
+TEST(Mailbox, AForkedChildDoesNotWaitForAHandlerOfItsParent) {
+  Mailboxes boxes({});
+  const auto box = boxes.get("m");
+  std::promise<void> inside, go_on;
+  const auto token = box->set_handler([&, held = go_on.get_future().share()](const Message&) {
+                          inside.set_value();
+                          held.wait_for(std::chrono::minutes(1));
+                        })
+                         .value();
+  std::thread delivers([&] { EXPECT_TRUE(boxes.deliver("m", note(1)).ok()); });
+  inside.get_future().wait();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(10);
+    box->clear_handler(token);
+    ::_exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  go_on.set_value();
+  delivers.join();
 }
 
 TEST(Mailbox, ASubscriptionThatIsReplacedLeavesTheNewOneInPlace) {
