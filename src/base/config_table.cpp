@@ -96,6 +96,8 @@ constexpr std::array kSettings = {
             "How shm moves bytes: copies into a shared mapping, process_vm calls, or the faster that is possible."},
     Setting{"transport.shm.inline_bytes", kSize, "64KiB", "0..16MiB",
             "Shards up to this size are copied by the submitting thread (loopback and shm)."},
+    Setting{"transport.shm.populate", kDuration, "1s", "0..10min",
+            "How long preparing a peer's mapped memory for copies may take, for each peer; copies prepare the rest."},
     Setting{"transport.shm.spin", kDuration, "20us", "0..10ms",
             "How long a copying thread polls for more work before it sleeps (loopback and shm)."},
     Setting{"transport.shm.threads", kInt, "1", "1..64",

@@ -41,6 +41,7 @@ Made shm_from_config(const TransportContext& context) {
                             .copy = copy == "map"  ? shm::CopyMode::kMap
                                     : copy == "vm" ? shm::CopyMode::kVm
                                                    : shm::CopyMode::kAuto,
+                            .populate = config.duration("transport.shm.populate"),
                             .rail = rail_options(config, "xd-shm")});
 }
 

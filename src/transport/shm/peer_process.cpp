@@ -67,8 +67,9 @@ Result<RegionKey> decode_key(std::string_view key) {
   return out;
 }
 
-PeerProcess::PeerProcess(std::string name, std::uint32_t pid, base::UniqueFd pidfd)
-    : name_(std::move(name)), pid_(pid), pidfd_(std::move(pidfd)) {}
+PeerProcess::PeerProcess(std::string name, std::uint32_t pid, base::UniqueFd pidfd,
+                         std::chrono::nanoseconds populate)
+    : name_(std::move(name)), pid_(pid), pidfd_(std::move(pidfd)), populate_left_(populate) {}
 
 PeerProcess::~PeerProcess() {
   for (const auto& [id, mapping] : mappings_)
@@ -153,8 +154,7 @@ std::size_t PeerProcess::mappings() const {
   return mappings_.size();
 }
 
-Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,
-                                              const RegionKey& key) const {
+Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region, const RegionKey& key) {
   const bool writable = region.access == transfer::Access::kRemoteReadWrite;
   CROSSDOCK_TRY(
       fd, open_memfd({.pid = pid_, .name = key.name, .writable = writable, .seals = kRegionSeals}));
@@ -176,9 +176,7 @@ Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,
     error.code = Code::kNoMemory;
     return error;
   }
-  // Faults now, so that no copy pays for them. Old kernels lack it, and then copies do.
-  (void)::madvise(data, length, MADV_HUGEPAGE);
-  (void)::madvise(data, length, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+  populate(data, length, writable);
   const std::uint64_t start = reinterpret_cast<std::uint64_t>(data) + skipped;
   return Mapping{
       .address = region.address,
@@ -188,6 +186,21 @@ Result<PeerProcess::Mapping> PeerProcess::map(const RemoteRegion& region,
       .data = data,
       .length = length,
       .access = {.delta = static_cast<std::int64_t>(start - region.address), .mode = kMapped}};
+}
+
+// Lock held. Faults now, so that no copy pays for them, as far as there is time (see
+// docs/design/shm.md): meanwhile who opens the peer waits, and its revocations do. Copies pay for
+// the rest, as they do for all of it on old kernels, which lack the call.
+void PeerProcess::populate(void* data, std::size_t length, bool writable) noexcept {
+  constexpr std::size_t kPiece = std::size_t{32} << 20;
+  (void)::madvise(data, length, MADV_HUGEPAGE);
+  for (std::size_t at = 0; at < length && populate_left_.count() > 0; at += kPiece) {
+    const auto begin = std::chrono::steady_clock::now();
+    if (::madvise(static_cast<std::byte*>(data) + at, std::min(kPiece, length - at),
+                  writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0)
+      return;
+    populate_left_ -= std::chrono::steady_clock::now() - begin;
+  }
 }
 
 Result<RemoteAccess> PeerProcess::probe(const RemoteRegion& region) const {

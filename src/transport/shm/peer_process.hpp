@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <string>
@@ -36,7 +37,9 @@ Result<RegionKey> decode_key(std::string_view key);
 
 class PeerProcess {
  public:
-  PeerProcess(std::string name, std::uint32_t pid, base::UniqueFd pidfd);
+  // `populate` is how long all its mappings together may take to be made ready for copies.
+  PeerProcess(std::string name, std::uint32_t pid, base::UniqueFd pidfd,
+              std::chrono::nanoseconds populate);
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
@@ -72,7 +75,8 @@ class PeerProcess {
   using Mappings = std::map<mem::RegionId, Mapping>;
   // Lock held. Returns what follows.
   Mappings::iterator let_go(Mappings::iterator known, const void* user) noexcept;
-  Result<Mapping> map(const RemoteRegion& region, const RegionKey& key) const;
+  Result<Mapping> map(const RemoteRegion& region, const RegionKey& key);
+  void populate(void* data, std::size_t length, bool writable) noexcept;
   // Reads one byte of the region, to learn now whether the system permits it.
   Result<RemoteAccess> probe(const RemoteRegion& region) const;
 
@@ -81,6 +85,7 @@ class PeerProcess {
   const base::UniqueFd pidfd_;
   mutable std::mutex mutex_;
   Mappings mappings_;
+  std::chrono::nanoseconds populate_left_;
 };
 
 }  // namespace crossdock::transport::shm

@@ -44,7 +44,8 @@ Result<std::shared_ptr<PeerProcess>> ShmTransport::process_of(const PeerInfo& pe
     if (auto process = known->second.lock();
         process != nullptr && process->pid() == peer.host.pid && process->alive())
       return process;
-  auto process = std::make_shared<PeerProcess>(peer.name, peer.host.pid, std::move(pidfd));
+  auto process =
+      std::make_shared<PeerProcess>(peer.name, peer.host.pid, std::move(pidfd), options_.populate);
   processes_[peer.instance] = process;
   return process;
 }

@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,7 @@ namespace crossdock::transport {
 struct ShmOptions {
   std::uint32_t rails = 1;
   shm::CopyMode copy = shm::CopyMode::kAuto;
+  std::chrono::nanoseconds populate = std::chrono::seconds(1);  // for each peer
   CopyRailOptions rail = {.name = "xd-shm"};
 };
 
