@@ -61,10 +61,14 @@ void TransferList::add(const std::shared_ptr<TransferCore>& transfer) {
   if (!armed_ || look < *armed_) arm(look);
 }
 
-// Precondition: the lock is held.
+// Precondition: the lock is held. The earlier moment takes the place of the later one: a timer that
+// stayed would arm itself anew for as long as transfers come and go.
 void TransferList::arm(Deadline when) {
   armed_ = when;
-  loop_.post([this, when] { loop_.call_at(when, [this] { check_deadlines(); }); });
+  loop_.post([this, when] {
+    if (timer_) loop_.cancel(*timer_);
+    timer_ = loop_.call_at(when, [this] { check_deadlines(); });
+  });
 }
 
 void TransferList::remove(TransferCore& transfer) {

@@ -39,7 +39,8 @@ class TransferList {
   mutable std::mutex mutex_;
   std::condition_variable emptied_;
   std::list<std::shared_ptr<TransferCore>> list_;
-  std::optional<Deadline> armed_;  // guarded by mutex_
+  std::optional<Deadline> armed_;                  // guarded by mutex_
+  std::optional<base::EventLoop::TimerId> timer_;  // loop thread: the only one
 };
 
 }  // namespace crossdock::transfer::detail
