@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <utility>
 
 #include "transfer/engine_core.hpp"
 
@@ -205,36 +206,68 @@ void PeerCore::release_remote(transport::RemoteRegion& region) {
 }
 
 template <class M>
-void PeerCore::ask(M message, std::uint64_t transfer_id, OnReply on_reply) {
+void PeerCore::note(M& message, std::uint64_t transfer_id, OnReply& on_reply) {
+  if (lost_) return;
+  message.sequence = next_sequence_++;
+  owed_.emplace(message.sequence, Owed{transfer_id, std::exchange(on_reply, nullptr)});
+}
+
+void PeerCore::send_notification(const Notification& notification, std::uint64_t transfer_id,
+                                 std::function<void(Result<>)> on_sent) {
+  wire::Notify message{
+      .transfer_id = transfer_id, .mailbox = notification.mailbox, .payload = notification.payload};
+  OnReply on_reply = [on_sent = std::move(on_sent)](Result<std::uint64_t> reply) {
+    on_sent(reply.ok() ? Result<>() : Result<>(std::move(reply).error()));
+  };
   {
     const std::lock_guard lock(mutex_);
-    if (!lost_) {
-      message.sequence = next_sequence_++;
-      owed_.emplace(message.sequence, Owed{transfer_id, std::move(on_reply)});
-    }
+    note(message, transfer_id, on_reply);
   }
   if (on_reply) return on_reply(lost_error());
   if (auto sent = link_->send(message); !sent.ok())
     settle(message.sequence, std::move(sent).error());
 }
 
-void PeerCore::send_notification(const Notification& notification, std::uint64_t transfer_id,
-                                 std::function<void(Result<>)> on_sent) {
-  ask(wire::Notify{.transfer_id = transfer_id,
-                   .mailbox = notification.mailbox,
-                   .payload = notification.payload},
-      transfer_id, [on_sent = std::move(on_sent)](Result<std::uint64_t> reply) {
-        on_sent(reply.ok() ? Result<>() : Result<>(std::move(reply).error()));
-      });
-}
-
 void PeerCore::request_digest(std::vector<wire::DigestRange> ranges, std::uint64_t transfer_id,
                               OnReply on_reply) {
-  ask(wire::DigestRequest{.ranges = std::move(ranges)}, transfer_id, std::move(on_reply));
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_)
+      digests_.push_back({std::move(ranges), transfer_id, std::exchange(on_reply, nullptr)});
+  }
+  if (on_reply) return on_reply(lost_error());
+  ask_digests();
+}
+
+// As many as the peer shall have before it.
+void PeerCore::ask_digests() {
+  while (true) {
+    wire::DigestRequest message;
+    {
+      const std::lock_guard lock(mutex_);
+      if (lost_ || digests_.empty() || digests_asked_.size() >= kMostDigests) return;
+      auto next = std::move(digests_.front());
+      digests_.pop_front();
+      message.ranges = std::move(next.ranges);
+      note(message, next.transfer_id, next.on_reply);
+      digests_asked_.insert(message.sequence);
+    }
+    if (auto sent = link_->send(message); !sent.ok()) {
+      digest_answered(message.sequence);
+      settle(message.sequence, std::move(sent).error());
+    }
+  }
+}
+
+void PeerCore::digest_answered(std::uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  digests_asked_.erase(sequence);
 }
 
 Result<> PeerCore::on_digest_reply(const wire::Frame& frame) {
   CROSSDOCK_TRY(reply, wire::decode<wire::DigestReply>(frame.payload));
+  digest_answered(reply.sequence);
+  ask_digests();
   if (reply.code == Code::kOk)
     settle(reply.sequence, reply.digest);
   else
@@ -267,6 +300,11 @@ void PeerCore::abandon(std::uint64_t transfer_id, const Error& why) {
       replies.push_back(std::move(it->second.on_reply));
       it = owed_.erase(it);
     }
+    std::erase_if(digests_, [&](Digest& digest) {
+      if (digest.transfer_id != transfer_id) return false;
+      replies.push_back(std::move(digest.on_reply));
+      return true;
+    });
   }
   for (const auto& reply : replies)
     reply(why);
@@ -274,12 +312,16 @@ void PeerCore::abandon(std::uint64_t transfer_id, const Error& why) {
 
 void PeerCore::settle_all(const Error& why) {
   std::map<std::uint64_t, Owed> owed;
+  std::deque<Digest> digests;
   {
     const std::lock_guard lock(mutex_);
     owed.swap(owed_);
+    digests.swap(digests_);
   }
   for (const auto& [sequence, entry] : owed)
     entry.on_reply(why);
+  for (const auto& digest : digests)
+    digest.on_reply(why);
 }
 
 // The control link ended: the peer is dead, or as good as.

@@ -8,10 +8,12 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -82,6 +84,13 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   void shut(const Error& why, bool quiesced = true);
 
  private:
+  // The peer's session takes 512 at a time, and one is computed after the other anyway.
+  static constexpr std::size_t kMostDigests = 64;
+  struct Digest {
+    std::vector<wire::DigestRange> ranges;
+    std::uint64_t transfer_id = 0;
+    OnReply on_reply;
+  };
   struct Owed {
     std::uint64_t transfer_id = 0;
     OnReply on_reply;
@@ -96,6 +105,8 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   Result<> on_segment_page(const wire::Frame& frame);
   Result<> on_revoke(const wire::Frame& frame);
   Result<> on_digest_reply(const wire::Frame& frame);
+  void ask_digests();
+  void digest_answered(std::uint64_t sequence);
   void settle(std::uint64_t sequence, Result<std::uint64_t> reply);
   void settle_all(const Error& why);
   void on_closed(const Error& why);
@@ -103,9 +114,10 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   void check_revocations();
   void detach(transport::RemoteRegion& region);
 
-  // Sends a message built for a fresh sequence number and notes what it is owed.
+  // Notes what is owed for a message under a fresh sequence number, with the mutex held. Not when
+  // the peer is lost: then `on_reply` is left.
   template <class M>
-  void ask(M message, std::uint64_t transfer_id, OnReply on_reply);
+  void note(M& message, std::uint64_t transfer_id, OnReply& on_reply);
 
   Result<std::shared_ptr<RailSet>> dial_set(std::size_t slot, Deadline deadline);
   // `note` goes into the log: why no better transport does.
@@ -142,6 +154,8 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   std::optional<Error> interrupted_;
   std::array<std::shared_ptr<RailSet>, transport::kMaxTransports> sets_;
   std::map<std::uint64_t, Owed> owed_;
+  std::deque<Digest> digests_;             // not asked for yet
+  std::set<std::uint64_t> digests_asked_;  // the peer works on them, wanted or not
   std::uint64_t next_sequence_ = 1;
   std::mutex attach_mutex_;             // one region at a time; taken before mutex_
   std::mutex dial_mutex_;               // one dialler at a time; taken before attach_mutex_

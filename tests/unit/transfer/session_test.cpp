@@ -201,6 +201,23 @@ TEST(Digest, MemoryThatIsGoneIsAnErrorAndNotTheEnd) {
   EXPECT_EQ(rest->code, Code::kOk) << rest->message;
 }
 
+// The peer takes 512 requests at a time: the others wait here.
+TEST(Digest, AnyNumberOfTransfersMayBeChecked) {
+  constexpr std::size_t kMany = 20'000;
+  Pair pair("shm", 4096, true);
+  const auto write = pair.write(0, 64);
+  std::vector<Transfer> transfers;
+  for (std::size_t i = 0; i < kMany; ++i)
+    transfers.push_back(pair.source
+                            .submit(pair.peer, std::span(&write, 1),
+                                    {.deadline = Deadline::in(1min), .checksum = true})
+                            .value());
+  for (auto& transfer : transfers) {
+    const auto checked = transfer.wait(Deadline::in(1min));
+    ASSERT_TRUE(checked.ok()) << checked.error().describe();
+  }
+}
+
 TEST(Digest, CloseDoesNotWaitForWhatPeersAskedFor) {
   Asked asked;
   // A terabyte: minutes of hashing.
