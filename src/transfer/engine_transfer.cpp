@@ -271,8 +271,9 @@ bool EngineCore::confirm_cut(TransferCore& transfer, transport::Shard& shard,
   });
   const bool taken =
       dials_.post(transfer.peer.get(), [keep, &shard, error, set, until](bool go_on) {
-        if (go_on && !until.passed()) (void)keep->peer->redial(*set, until);
-        keep->give_up_cut(shard, error);
+        const bool dialled = go_on && !until.passed() && keep->peer->redial(*set, until).ok();
+        // A redial that failed proves nothing: then it is up to the timer.
+        if (dialled || !go_on || !keep->peer->alive()) keep->give_up_cut(shard, error);
       });
   if (!taken) transfer.give_up_cut(shard, error);
   return true;

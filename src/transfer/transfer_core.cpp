@@ -147,8 +147,8 @@ void TransferCore::shard_finished(transport::Shard& shard, const Error* error) n
   if (!std::atomic_ref(shard.in_flight).compare_exchange_strong(on_rail, kNowhere)) return;
   static_cast<RailSet*>(shard.owner)->leave();
   if (error == nullptr) return shard_over();
-  const bool taken =
-      stopping() ? engine->confirm_cut(*this, shard, *error) : engine->retry(*this, shard, *error);
+  const bool taken = (!stopping() && engine->retry(*this, shard, *error)) ||
+                     engine->confirm_cut(*this, shard, *error);
   if (!taken) give_up(*error);
 }
 
@@ -181,14 +181,15 @@ void TransferCore::give_up_cut(transport::Shard& shard, const Error& error) noex
 }
 
 void TransferCore::give_up_held(transport::Shard& shard, const Error& error) noexcept {
-  if (take_held(shard)) give_up(error);
+  if (take_held(shard) && !engine->confirm_cut(*this, shard, error)) give_up(error);
 }
 
 // Precondition: `stop_` is set, and somebody holds the transfer or a shard of it.
 void TransferCore::give_up_all_held() noexcept {
   if (held_.load() == 0) return;
+  const Error why = stop_reason().value_or(make_error(Code::kCancelled, "the transfer stopped"));
   for (auto& shard : shards)
-    if (take_held(shard)) shard_over();
+    if (take_held(shard) && !engine->confirm_cut(*this, shard, why)) shard_over();
 }
 
 std::shared_ptr<RailSet> TransferCore::set_of(const transport::Shard& shard) const {

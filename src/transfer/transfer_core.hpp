@@ -70,8 +70,9 @@ class TransferCore final : public transport::ShardSink,
 
   // A shard that failed and will not be tried again; it is neither in flight nor held.
   void give_up(const Error& error) noexcept;
-  // A failed shard that waits for another try. Held shards are given up when the transfer stops, so
-  // whoever wants to go on with one takes it first; false: it was given up.
+  // A failed shard that waits for another try. Held shards are given up when the transfer stops (if
+  // their rail was cut, once that is known to be quiet: EngineCore::confirm_cut()), so whoever
+  // wants to go on with one takes it first; false: it was given up.
   void hold(transport::Shard& shard) noexcept;
   bool take_held(transport::Shard& shard) noexcept;
   void give_up_held(transport::Shard& shard, const Error& error) noexcept;

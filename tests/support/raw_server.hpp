@@ -26,6 +26,9 @@ class RawServer {
   RawServer() : thread_([this] { run(); }) {}
   ~RawServer() { stop(); }
   [[nodiscard]] std::string name() const { return listener_.address.to_string(); }
+  [[nodiscard]] static Request write_from(void* local, std::size_t length) {
+    return {.op = Op::kWrite, .local = local, .remote = kAddress, .length = length};
+  }
 
   // On the control connection, once an engine has opened it.
   template <class M>
@@ -37,6 +40,11 @@ class RawServer {
   // After send(): the next frame; its payload lives until the next call. Nothing when the engine
   // hung up.
   std::optional<wire::Frame> receive() { return next(control_.get(), reader_); }
+  // Answers no more connections; with `refuse` they fail at once.
+  void take_no_more(bool refuse) {
+    stop();
+    if (refuse) listener_.fd.reset();
+  }
   // Takes no more connections, and ends the data lanes.
   void end_lanes() {
     stop();

@@ -182,7 +182,7 @@ TEST(Revoke, ASecondRequestWaitsForTheSameTransfers) {
     auto source = make_engine("tcp", {.config = {{"log.level", "error"}}});
     auto local = source.register_memory(memory.data(), memory.size()).value();
     auto peer = source.open(server.name(), soon()).value();
-    const Request write{Op::kWrite, memory.data(), RawServer::kAddress, memory.size()};
+    const auto write = RawServer::write_from(memory.data(), memory.size());
     auto moving =
         source.submit(peer, std::span(&write, 1), {.deadline = Deadline::in(10min)}).value();
     server.send(wire::Revoke{.token = 1, .region_ids = {RawServer::kRegion}});
