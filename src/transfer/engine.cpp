@@ -23,6 +23,7 @@ std::size_t Region::length() const noexcept {
 Result<> Region::release(Deadline deadline) {
   if (core_->released.load()) return {};
   CROSSDOCK_CHECK_OK(core_->engine->usable());
+  CROSSDOCK_CHECK_OK(core_->engine->may_wait("Region::release()"));
   CROSSDOCK_CHECK_OK(core_->engine->release(*core_->record, deadline));
   core_->released.store(true);
   return {};
@@ -39,10 +40,15 @@ Status Transfer::status() const {
 }
 
 Result<> Transfer::wait(Deadline deadline) {
+  if (!core_->terminal() && !deadline.passed())
+    CROSSDOCK_CHECK_OK(core_->engine->may_wait("Transfer::wait()"));
   return core_->wait(deadline);
 }
 
 void Transfer::cancel() {
+  // A closing engine stops it anyway, and takes its rails apart.
+  const base::Gate::Pass pass(core_->engine->gate());
+  if (!pass) return;
   core_->request_stop(Error{.code = Code::kCancelled,
                             .scope = Scope::kTransfer,
                             .message = fmt::format("transfer {} was cancelled", core_->id)});
@@ -173,9 +179,7 @@ Result<std::vector<Region>> Engine::register_memory(std::span<const MemoryRange>
 
 Result<Region> Engine::allocate(std::size_t length, RegionOptions options) {
   CROSSDOCK_CHECK_OK(core_->usable());
-  const auto& transports = core_->transports();
-  const bool shared = std::any_of(transports.begin(), transports.end(),
-                                  [](const auto& transport) { return transport->maps_memory(); });
+  CROSSDOCK_TRY(shared, core_->maps_memory());
   CROSSDOCK_TRY(memory,
                 mem::SharedMemory::create(length, {.name = "crossdock-region", .shared = shared}));
   const mem::NewRegion fresh{memory.data(), length, {.memfd = memory.fd(), .offset = 0}};
@@ -197,9 +201,14 @@ Result<Transfer> Engine::submit(const Peer& peer, std::span<const Request> batch
 
 Result<> Engine::transfer(const Peer& peer, std::span<const Request> batch,
                           TransferOptions options) {
+  CROSSDOCK_CHECK_OK(core_->may_wait("Engine::transfer() or notify()"));
   CROSSDOCK_TRY(transfer, core_->submit(peer.core_, batch, std::move(options)));
   // The transfer ends by its own deadline; what is added is the time it takes to quiesce.
-  return transfer->wait(core_->quiesced_by(transfer->deadline));
+  auto ended = transfer->wait(core_->quiesced_by(transfer->deadline));
+  if (ended.ok() || transfer->terminal()) return ended;
+  Error error = std::move(ended).error();
+  error.message += "; it uses its buffers until Engine::pending() lists it no more";
+  return error;
 }
 
 Result<> Engine::notify(const Peer& peer, Notification notification, Deadline deadline) {
@@ -228,11 +237,13 @@ Result<> Engine::fence(const Peer& peer, Deadline deadline) {
 
 Result<> Engine::fence_instance(std::uint64_t instance, Deadline deadline) {
   CROSSDOCK_CHECK_OK(core_->usable());
+  CROSSDOCK_CHECK_OK(core_->may_wait("Engine::fence()"));
   return core_->sessions().fence_instance(instance, deadline);
 }
 
 Result<> Engine::fence(std::string_view engine_name, Deadline deadline) {
   CROSSDOCK_CHECK_OK(core_->usable());
+  CROSSDOCK_CHECK_OK(core_->may_wait("Engine::fence()"));
   return core_->sessions().fence_name(std::string(engine_name), deadline);
 }
 

@@ -17,6 +17,7 @@ namespace crossdock::transfer::detail {
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 256;
+constexpr auto kLastRails = std::chrono::seconds(2);  // for threads that are about to let them go
 
 // One page that the kernel zeroes in a child: tells a forked copy of an engine without a system
 // call.
@@ -146,8 +147,10 @@ void EngineCore::republish_later() {
   loop_->call_at(Deadline::in(settings_.republish), [this] {
     jobs_.post([this] {
       const SegmentRecord record{address_, identity_.instance};
+      // close() waits for it.
+      const auto patience = std::min(settings_.republish / 2, settings_.connect_timeout);
       const auto again = publisher_->publish(identity_.name, record, 3 * settings_.republish,
-                                             Deadline::in(settings_.republish / 2));
+                                             Deadline::in(patience));
       if (!again.ok())
         CROSSDOCK_LOG_ONCE(log_, kWarn, "republish", "cannot renew the entry in the store: {}",
                            again.error().message);
@@ -208,6 +211,15 @@ Result<> EngineCore::usable() const {
                      "this engine was created before fork(); its threads are in the parent. "
                      "Create an engine in the child"};
   return {};
+}
+
+Result<> EngineCore::may_wait(std::string_view call) const {
+  if (!loop_->on_loop_thread()) return {};
+  return invalid_argument(
+      fmt::format("{} waits for the control thread of its engine, and must not be called on it, as "
+                  "functions given to on_message and watch_peers are: submit there, or hand it to "
+                  "another thread",
+                  call));
 }
 
 // Two kinds of connection come through the control port.
@@ -320,6 +332,9 @@ void EngineCore::end_threads(const Error& why, bool let_go) {
     sessions_.close_all(why, let_go);
   });
   loop_->run([] {});  // rails that the sessions' end released
+  // Or that somebody is about to: a thread that has just ended a transfer, or dropped a peer. The
+  // loop destroys them.
+  if (transfers_->size() == 0) (void)rail_count_->wait_none(Deadline::in(kLastRails));
   mailboxes_->close();
   loop_->stop_and_join();
   bool stuck = false;
@@ -329,9 +344,9 @@ void EngineCore::end_threads(const Error& why, bool let_go) {
     else
       stuck = true;
   orphans_.abandon();
-  if (!stuck) return transports_.clear();
+  if (!stuck && rail_count_->wait_none(Deadline::in(kLastRails))) return transports_.clear();
   log_.write(base::LogLevel::kError,
-             "transfers did not end after their rails were cut; the engine is left in memory");
+             "rails are in use after they were cut; the engine is left in memory");
   new std::shared_ptr<EngineCore>(weak_from_this().lock());
 }
 
@@ -341,7 +356,7 @@ Result<> EngineCore::shutdown(Deadline deadline) {
     return invalid_argument(
         "an engine must not be closed or destroyed by one of its own callbacks: it joins the "
         "threads they run on");
-  const std::lock_guard lock(shutdown_mutex_);
+  CROSSDOCK_TRY(claim, closing_.take(identity_.name, deadline, "closing engine"));
   if (outcome_) return *outcome_;
   closed_.store(true);
   if (!loop_ || !transfers_) return *(outcome_ = Result<>());

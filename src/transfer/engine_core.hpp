@@ -64,6 +64,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   // In a child of the process that made it: its threads are not here and its locks may be held for
   // ever, so nothing of it is taken apart.
   [[nodiscard]] bool forked() const noexcept { return fork_guard_ != nullptr && *fork_guard_ != 1; }
+  // kInvalidArgument on the control thread: `call` waits for what that thread would have to do.
+  [[nodiscard]] Result<> may_wait(std::string_view call) const;
   // Closed, and every peer has confirmed that it touches no memory of this engine any more.
   [[nodiscard]] bool let_go() const noexcept { return let_go_.load(); }
   [[nodiscard]] bool closing() const noexcept { return closed_.load(); }
@@ -90,8 +92,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   Result<std::shared_ptr<TransferCore>> submit(const std::shared_ptr<PeerCore>& peer,
                                                std::span<const Request> batch,
                                                TransferOptions options);
-  // Takes a shard of a stopped transfer whose rail was cut, to end it once the peer has let go of
-  // that rail, or `transfer.quiesce_grace` after the cut; false when there is nothing to wait for.
+  // Takes a shard whose rail was cut and that shall not be tried again, to end it once the peer has
+  // let go of that rail, or `transfer.quiesce_grace` after the cut; false when there is nothing to
+  // wait for.
   bool confirm_cut(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
   // Takes a failed shard for another try; false when there shall be none.
   bool retry(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
@@ -114,6 +117,13 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   [[nodiscard]] const std::vector<std::unique_ptr<transport::Transport>>& transports()
       const noexcept {
     return transports_;
+  }
+  // Whether peers map what this engine allocates.
+  [[nodiscard]] Result<bool> maps_memory();
+  // For calls that use what shutdown() takes apart.
+  [[nodiscard]] base::Gate& gate() noexcept { return gate_; }
+  [[nodiscard]] const std::shared_ptr<RailCount>& rail_count() const noexcept {
+    return rail_count_;
   }
   [[nodiscard]] SessionBoard& sessions() noexcept { return sessions_; }
   [[nodiscard]] Mailboxes& mailboxes() noexcept { return *mailboxes_; }
@@ -187,6 +197,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::atomic<bool> let_go_{false};            // closed, and no peer touches its memory any more
   const unsigned char* fork_guard_ = nullptr;  // a page that is wiped in a forked child
   base::Gate gate_;                            // calls that use what shutdown() takes apart
+  const std::shared_ptr<RailCount> rail_count_ = std::make_shared<RailCount>();
   base::UniqueFd interrupt_;
 
   std::mutex mutex_;                                      // guards what follows
@@ -194,8 +205,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::vector<std::weak_ptr<PeerCore>> connecting_;
   std::vector<mem::SharedMemory> kept_;
   Claims openings_;
-  std::mutex shutdown_mutex_;
-  std::optional<Result<>> outcome_;  // of shutdown()
+  Claims closing_;                   // one thread at a time is inside shutdown()
+  std::optional<Result<>> outcome_;  // of shutdown(); guarded by that claim
 };
 
 // Behind a Region handle. The last handle releases it.

@@ -1,5 +1,6 @@
 // The engine's memory: registering, telling peers, releasing once nobody touches it.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "base/futex.hpp"
@@ -26,6 +27,13 @@ std::vector<wire::RegionEntry> EngineCore::entries_of(
     entries.push_back(std::move(entry));
   }
   return entries;
+}
+
+Result<bool> EngineCore::maps_memory() {
+  const base::Gate::Pass pass(gate_);
+  if (!pass) return usable().error();
+  return std::any_of(transports_.begin(), transports_.end(),
+                     [](const auto& transport) { return transport->maps_memory(); });
 }
 
 wire::Welcome EngineCore::welcome(std::uint64_t data_token) const {

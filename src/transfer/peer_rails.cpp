@@ -48,6 +48,7 @@ Result<std::shared_ptr<RailSet>> PeerCore::dial_set(std::size_t slot, Deadline d
     auto owned = std::make_shared<std::unique_ptr<RailSet>>(raw);
     if (const auto alive = engine.lock()) alive->loop().post([owned] { owned->reset(); });
   });
+  set->counted = RailCount::add(engine_->rail_count());
   set->transport = &transport;
   set->slot = slot;
   set->link = link_->hold();

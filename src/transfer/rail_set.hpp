@@ -13,7 +13,31 @@
 
 namespace crossdock::transfer::detail {
 
+// The sets of rails that an engine has, for who takes the transports apart under them.
+class RailCount {
+ public:
+  // One more, until what is returned goes.
+  static std::shared_ptr<void> add(const std::shared_ptr<RailCount>& count) {
+    count->sets_.fetch_add(1);
+    return {nullptr, [count](void*) {
+              if (count->sets_.fetch_sub(1) == 1) base::futex_wake_all(count->sets_);
+            }};
+  }
+  // False when the deadline passed and there still is one.
+  bool wait_none(Deadline deadline) {
+    while (const auto left = sets_.load()) {
+      if (deadline.passed()) return false;
+      base::futex_wait(sets_, left, deadline);
+    }
+    return true;
+  }
+
+ private:
+  std::atomic<std::uint32_t> sets_{0};  // futex word
+};
+
 struct RailSet {
+  std::shared_ptr<void> counted;  // goes last
   transport::Transport* transport = nullptr;
   std::size_t slot = 0;
   // Keeps the peer from seeing the end of the control connection before the last rail is gone.

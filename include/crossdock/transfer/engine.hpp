@@ -135,8 +135,10 @@ class CROSSDOCK_API Mailbox {
   Result<Message> receive(Deadline deadline);
   [[nodiscard]] std::optional<Message> try_receive();
   // As long as the subscription lives, messages go to `fn` on the control thread instead of the
-  // queue; those queued before go first, on this thread. `fn` must not wait; it may submit and
-  // send. kBusy while another subscription of this mailbox lives: none is taken over.
+  // queue; those queued before go first, on this thread. `fn` must not wait, or nobody is served
+  // meanwhile; it may submit, also a notification. Calls that wait for that thread (open, transfer,
+  // notify, wait, release, fence) are kInvalidArgument there. kBusy while another subscription of
+  // this mailbox lives: none is taken over.
   Result<Subscription> on_message(std::function<void(Message)> fn);
 
  private:
@@ -178,7 +180,9 @@ class CROSSDOCK_API Engine {
   Result<Transfer> submit(const Peer& peer, std::span<const Request> batch,
                           TransferOptions options = {});
   // submit() and wait() in one; returns when terminal, at the transfer's deadline plus the time it
-  // takes to quiesce.
+  // takes to quiesce. If it is stuck even then (a handler blocks the control thread, a copy the
+  // kernel): kDeadline with scope kCall, and its buffers are in use until pending() lists it no
+  // more.
   Result<> transfer(const Peer& peer, std::span<const Request> batch, TransferOptions options = {});
 
   // Sends a plain notification; ok when the peer's engine has it.
@@ -187,7 +191,8 @@ class CROSSDOCK_API Engine {
   Result<Mailbox> mailbox(std::string_view name);
 
   // As long as the subscription lives, `fn` is told on the control thread what becomes of peers:
-  // kPeerLost, as mailboxes are, and kLinkLost. It must not wait.
+  // kPeerLost, as mailboxes are, and kLinkLost. It must not wait, as that of
+  // Mailbox::on_message.
   Result<Subscription> watch_peers(std::function<void(Message)> fn);
 
   // Makes an engine stop touching this engine's memory, and waits for the proof: its
@@ -211,8 +216,8 @@ class CROSSDOCK_API Engine {
   // Orderly end: stops and quiesces transfers, makes peers let go of this engine's regions, removes
   // the store entry, joins threads. After it, no memory is touched. Idempotent; may come beside any
   // other call, which then returns kClosed. kBusy names peers that did not confirm and may still
-  // touch memory of this engine: keep registered memory mapped (its own stays). kInvalidArgument
-  // in a callback of this engine.
+  // touch memory of this engine: keep registered memory mapped (its own stays). kDeadline
+  // while another thread closes it. kInvalidArgument in a callback of this engine.
   Result<> close(Deadline deadline);
 
  private:

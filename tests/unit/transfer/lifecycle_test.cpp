@@ -74,6 +74,40 @@ TEST_P(LifecycleOver, CloseBesideThreadsThatSubmit) {
   }
 }
 
+// What these use is taken apart by close().
+TEST_P(LifecycleOver, CloseBesideThreadsThatCancelDropPeersAndAllocate) {
+  for (int round = 0; round < 20; ++round) {
+    auto other = make_engine(GetParam());
+    Pair pair(GetParam(), 1 << 20);
+    std::atomic<int> turns{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; ++t)
+      threads.emplace_back([&] {
+        const std::vector<Request> batch(4, pair.write(0, 1 << 18));
+        while (true) {
+          auto transfer = pair.source.submit(pair.peer, batch, {.deadline = soon()});
+          if (!transfer.ok()) return;
+          ++turns;
+          transfer->cancel();
+        }
+      });
+    threads.emplace_back([&] {
+      while (pair.source.open(other.name(), soon()).code() != Code::kClosed)
+        ++turns;
+    });
+    threads.emplace_back([&] {
+      while (pair.source.allocate(4096).ok())
+        ++turns;
+    });
+    while (turns < 1 + 3 * round)
+      std::this_thread::yield();
+    const auto closed = pair.source.close(soon());
+    EXPECT_TRUE(closed.ok()) << closed.error().describe();
+    for (auto& thread : threads)
+      thread.join();
+  }
+}
+
 TEST_P(LifecycleOver, CloseBesideThreadsThatOpen) {
   auto target = make_engine(GetParam());
   for (int round = 0; round < 40; ++round) {
