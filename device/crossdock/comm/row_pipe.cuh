@@ -8,8 +8,8 @@
 //   finish()  all stores are written (bulk_wait): only now may a flag announce the rows
 //
 // At most kAhead loads are outstanding beyond the stores. A pipe that waits for anything else first
-// stores everything it has loaded: a failed wait then leaves no copy behind that could write into
-// the shared memory of the next block.
+// stores everything it has loaded, and one whose wait for a stage fails lets its loads come: so no
+// copy is left behind that could write into the shared memory of the next block.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,7 +48,10 @@ class RowPipe {
                              const Destination& destination CROSSDOCK_SITE) {
     for (u32 i = 0; i < n + kAhead; ++i) {
       if (i < n) load(source(i) CROSSDOCK_PASS_SITE);
-      if (i >= kAhead && !store(destination(i - kAhead) CROSSDOCK_PASS_SITE)) return false;
+      if (i >= kAhead && !store(destination(i - kAhead) CROSSDOCK_PASS_SITE)) {
+        settle(CROSSDOCK_PASS_SITE_ONLY);
+        return false;
+      }
     }
     return true;
   }
@@ -72,6 +75,11 @@ class RowPipe {
     ptx::bulk_store(destination, row(stage), row_bytes_ CROSSDOCK_PASS_SITE);
     ptx::bulk_commit(CROSSDOCK_PASS_SITE_ONLY);
     return true;
+  }
+  // After a failed wait: until what has been asked for is here, and nothing comes afterwards.
+  CROSSDOCK_DEVICE void settle(CROSSDOCK_SITE_ONLY) {
+    for (; stored_ < loaded_; ++stored_)
+      settle_stage(common_, full_ + stored_ % kStages, stored_ / kStages & 1u CROSSDOCK_PASS_SITE);
   }
   CROSSDOCK_DEVICE u8* row(u32 stage) { return rows_ + stage * round_up(row_bytes_, 128u); }
 
