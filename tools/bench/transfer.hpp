@@ -53,7 +53,7 @@ struct Case {
 struct Measurement {
   std::string name = {};
   double gb_per_s = 0;      // 1e9 bytes; median of the repeats
-  double cpu_s_per_gb = 0;  // both processes
+  double cpu_s_per_gb = 0;  // both processes; beside a remote target the initiator alone
   double p50_us = 0;        // latencies only
   double p99_us = 0;
   double value = 0;  // anything else, with its unit
