@@ -45,6 +45,11 @@ bool AsyncEngine::touches(const Kernel& kernel) const {
          std::any_of(readers_.begin(), readers_.end(), of_kernel);
 }
 
+bool AsyncEngine::loads_into(const Cta& cta) const {
+  return std::any_of(loads_.begin(), loads_.end(),
+                     [&](const AsyncOp& op) { return op.cta == &cta; });
+}
+
 void AsyncEngine::submit(AsyncOp op) {
   if (mode_ == AsyncMode::kEarly) {
     while (!step(op)) {

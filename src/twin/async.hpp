@@ -101,6 +101,8 @@ class AsyncEngine {
   bool advance(bool quiescent);
   // Operations of this kernel are in flight.
   [[nodiscard]] bool touches(const Kernel& kernel) const;
+  // Loads into shared memory of this block are in flight.
+  [[nodiscard]] bool loads_into(const Cta& cta) const;
   [[nodiscard]] bool idle() const { return loads_.empty() && readers_.empty(); }
   // True when `advance(false)` may do something.
   [[nodiscard]] bool eager() const {

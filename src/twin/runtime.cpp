@@ -147,6 +147,9 @@ void Runtime::finish_thread(Fiber& fiber) {
       violation(fiber, "exit", "the thread ends with bulk stores that were never committed",
                 fiber.note.site);
   }
+  if (cta.alive == 1 && async_.loads_into(cta))
+    violation(fiber, "exit", "the block ends while a bulk load still writes its shared memory",
+              fiber.note.site);
   {
     Internal internal(*this);
     memory_.finish_thread(fiber);
