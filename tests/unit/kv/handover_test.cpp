@@ -477,7 +477,9 @@ TEST(HandoverEnd, AReceiverThatClosesBeforeItHasEverythingIsLost) {
     ASSERT_TRUE(cluster.decode[0]->receiver.wait(1, layer, soon()).ok());
   ASSERT_TRUE(cluster.decode[0]->engine.close(soon()).ok());
   const auto sent = prefill.sender.wait(1, soon());
-  EXPECT_EQ(sent.code(), Code::kPeerLost) << sent.error().describe();
+  // Its memory is taken back first, which a transfer that runs just then may tell.
+  EXPECT_THAT(sent.code(), ::testing::AnyOf(Code::kPeerLost, Code::kClosed))
+      << sent.error().describe();
   EXPECT_THAT(sent.error().message, HasSubstr(cluster.decode[0]->engine.name()));
 }
 
