@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <fmt/format.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.hpp"
@@ -18,19 +17,6 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 256;
 constexpr auto kLastRails = std::chrono::seconds(2);  // for threads that are about to let them go
-
-// One page that the kernel zeroes in a child: tells a forked copy of an engine without a system
-// call.
-const unsigned char* make_fork_guard() {
-  void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return nullptr;
-  if (::madvise(page, 4096, MADV_WIPEONFORK) != 0) {
-    ::munmap(page, 4096);
-    return nullptr;
-  }
-  *static_cast<unsigned char*>(page) = 1;
-  return static_cast<const unsigned char*>(page);
-}
 
 // What peers are told to dial. A port that listens everywhere has no address of its own; the first
 // interface may be a bridge that ends on this host, so the routes decide.
@@ -94,7 +80,6 @@ Result<> EngineCore::start(const EngineOptions& options) {
       .file = config_.string("trace.file"),
       .events_per_thread = static_cast<std::size_t>(config_.integer("trace.events_per_thread"))});
   make_counters();
-  fork_guard_ = make_fork_guard();
   interrupt_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!interrupt_) return errno_error(errno, "eventfd of the engine");
   mailboxes_ = std::make_unique<Mailboxes>(
@@ -387,7 +372,6 @@ EngineCore::~EngineCore() {
   if (!let_go_.load())
     for (auto& memory : kept_)
       memory.disown();
-  if (fork_guard_ != nullptr) ::munmap(const_cast<unsigned char*>(fork_guard_), 4096);
 }
 
 }  // namespace crossdock::transfer::detail

@@ -63,7 +63,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   [[nodiscard]] Result<> usable() const;
   // In a child of the process that made it: its threads are not here and its locks may be held for
   // ever, so nothing of it is taken apart.
-  [[nodiscard]] bool forked() const noexcept { return fork_guard_ != nullptr && *fork_guard_ != 1; }
+  [[nodiscard]] bool forked() const noexcept { return fork_.forked(); }
   // kInvalidArgument on the control thread: `call` waits for what that thread would have to do.
   [[nodiscard]] Result<> may_wait(std::string_view call) const;
   // Closed, and every peer has confirmed that it touches no memory of this engine any more.
@@ -194,9 +194,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::atomic<std::uint64_t> next_transfer_{1};
   std::atomic<std::uint32_t> in_flight_{0};
   std::atomic<bool> closed_{false};
-  std::atomic<bool> let_go_{false};            // closed, and no peer touches its memory any more
-  const unsigned char* fork_guard_ = nullptr;  // a page that is wiped in a forked child
-  base::Gate gate_;                            // calls that use what shutdown() takes apart
+  std::atomic<bool> let_go_{false};  // closed, and no peer touches its memory any more
+  const base::ForkCheck fork_;
+  base::Gate gate_;  // calls that use what shutdown() takes apart
   const std::shared_ptr<RailCount> rail_count_ = std::make_shared<RailCount>();
   base::UniqueFd interrupt_;
 

@@ -91,7 +91,8 @@ Result<> PeerCore::on_frame(const wire::Frame& frame) {
       CROSSDOCK_TRY(removed, wire::decode<wire::RegionsRemoved>(frame.payload));
       if (removed.region_ids.empty()) return {};
       take_out(removed.region_ids);
-      return check_revocations(), Result<>();
+      check_revocations();
+      return {};
     }
     case wire::MessageType::kRevoke:
       return on_revoke(frame);
