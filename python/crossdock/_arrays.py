@@ -99,22 +99,12 @@ class Place(NamedTuple):
     framework: int
 
 
-def _number_of(stream: Any) -> int:
-    """Of any stream that a call may be given."""
-    if isinstance(stream, int):
-        return stream
-    for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    return int(stream.__cuda_stream__()[1])
-
-
 def _memory_of(stream: Optional[Any], framework: int, device: int) -> contextlib.AbstractContextManager[Any]:
     """New arrays are in the order of ``stream``, which a call is given; None: of the current one. Else they could
     lie where something of the current stream is still read."""
     if stream is None:
         return contextlib.nullcontext()
-    number = _number_of(stream)
+    number = _native.stream_number(stream)
     if framework == TORCH:
         cuda = sys.modules["torch"].cuda
         context: contextlib.AbstractContextManager[Any] = cuda.stream(

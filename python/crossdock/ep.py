@@ -29,7 +29,6 @@ import dataclasses
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 from . import _arrays, _native
-from ._arrays import library_for
 from ._ep_handle import Copied, Expanded, ExpertInput, Grouped, Handle, Received
 from ._ranks import RankOwner, local_ranks_of
 from .errors import InvalidArgument
@@ -271,7 +270,7 @@ class Group(RankOwner):
         """int32 [1] where kernels look, a bit for each masked rank: to set one, not to clear it, between two calls
         of the stream is as good as :meth:`mask`."""
         rank = self._rank(rank)
-        return _arrays.to_framework(self._native.mask_memory(rank), library_for(self._device(rank)))
+        return _arrays.to_framework(self._native.mask_memory(rank), _arrays.library_for(self._device(rank)))
 
     def masked(self, *, rank: Optional[int] = None, timeout: float = 10.0) -> list[int]:
         """The ranks that are masked now; not in the order of any stream."""
@@ -477,7 +476,8 @@ class Group(RankOwner):
 
     @property
     def vacant_ranks(self) -> list[int]:
-        """Ranks that no process has: masked with ``Options.masks``; else dispatches wait until their deadline."""
+        """Ranks that no process has. With ``Options.masks`` they are masked; else every dispatch waits for
+        them until its deadline."""
         return list(self._native.vacant_ranks())
 
     def waiting_ranks(self, timeout: float = 10.0) -> list[int]:

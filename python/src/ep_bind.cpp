@@ -179,6 +179,7 @@ void bind_life(nb::class_<Group>& group) {
 }  // namespace
 
 void add_ep_group(nb::module_& m) {
+  m.def("stream_number", &stream_number, nb::arg("stream"));
   nb::class_<Group> group(m, "Group");
   bind_elastic_ranks(group, &make_group);
   group.def_prop_ro("memory", [](const Group& g) { return dict_of(g.memory()); });

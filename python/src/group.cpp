@@ -105,19 +105,21 @@ Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<Ran
   return keep(box, rank, std::move(memory));
 }
 
+std::uintptr_t stream_number(nb::handle given) {
+  if (nb::isinstance<nb::int_>(given)) return nb::cast<std::uintptr_t>(given);
+  for (const char* name : {"cuda_stream", "ptr"})
+    if (nb::hasattr(given, name)) return nb::cast<std::uintptr_t>(given.attr(name));
+  if (nb::hasattr(given, "__cuda_stream__"))
+    return nb::cast<std::uintptr_t>(given.attr("__cuda_stream__")()[1]);
+  raise(invalid_argument(
+      fmt::format("stream is a {}: give a torch or CuPy stream, an object with __cuda_stream__, or "
+                  "a CUstream as a number",
+                  nb::cast<std::string>(given.type().attr("__name__")))));
+}
+
 ep::StreamPtr stream_of(nb::handle given, Framework framework, int device) {
   if (device == kHost) return nullptr;
-  if (!given.is_none()) {
-    if (nb::isinstance<nb::int_>(given)) return stream_from(nb::cast<std::uintptr_t>(given));
-    for (const char* name : {"cuda_stream", "ptr"})
-      if (nb::hasattr(given, name)) return stream_from(nb::cast<std::uintptr_t>(given.attr(name)));
-    if (nb::hasattr(given, "__cuda_stream__"))
-      return stream_from(nb::cast<std::uintptr_t>(given.attr("__cuda_stream__")()[1]));
-    raise(invalid_argument(fmt::format(
-        "stream is a {}: give a torch or CuPy stream, an object with __cuda_stream__, or "
-        "a CUstream as a number",
-        nb::cast<std::string>(given.type().attr("__name__")))));
-  }
+  if (!given.is_none()) return stream_from(stream_number(given));
   if (framework == Framework::kTorch) return stream_from(torch_stream(device));
   if (framework == Framework::kCupy) return stream_from(cupy_stream(device));
   return nullptr;

@@ -95,8 +95,11 @@ std::shared_ptr<T> keep(std::shared_ptr<RankBox> box, uint32_t rank, T value) {
 Result<std::shared_ptr<symm::LocalMemory>> twin_memory(const std::shared_ptr<RankBox>& box,
                                                        uint32_t rank, uint64_t bytes);
 
-// The stream of a call: what the caller gave (a number, or an object of torch, CuPy or any with
-// __cuda_stream__), else the current one of the framework, else null: the rank's own.
+// What the caller gave as a stream: a number, or an object of torch, CuPy or any with
+// __cuda_stream__. Raises InvalidArgument for anything else.
+std::uintptr_t stream_number(nb::handle given);
+// The stream of a call: what the caller gave, else the current one of the framework, else null: the
+// rank's own.
 ep::StreamPtr stream_of(nb::handle given, Framework framework, int device);
 
 }  // namespace crossdock::python

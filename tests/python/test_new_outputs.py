@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from crossdock import _arrays, ep, moe
+from crossdock import InvalidArgument, _arrays, ep, moe
 
 
 class Torch:
@@ -100,3 +100,9 @@ def test_outputs_of_a_product_are_in_the_order_of_the_stream_of_the_call(torch, 
     out, scales = gemm.run(rows, weights, swiglu=moe.Swiglu(), stream=stream)
     assert (out.on, scales.on) == (order, order)
     assert gemm.run(rows, weights, stream=stream).on == order
+
+
+def test_what_is_no_stream_is_named(torch):
+    place = _arrays.Place(0, 0, _arrays.TORCH)
+    with pytest.raises(InvalidArgument, match="stream is a str: give a torch"):
+        _arrays.empty(types.SimpleNamespace(twin=False), place, 3, 8, "bfloat16", stream="5")

@@ -17,7 +17,8 @@ __all__ = ["EPHandle"]
 @dataclasses.dataclass(eq=False)
 class EPHandle:
     """The routing of one dispatch. Its memory is a few words for each token and row, all of its own: the
-    region of the dispatch is written again while the handle is there. Fields of forwarding over RDMA are None: there is none."""
+    region of the dispatch is written again while the handle is there. Fields of forwarding over RDMA are None:
+    there is none."""
 
     world: World
     dispatched: ep.Handle
