@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include <crossdock/core/export.hpp>
+
 #include "base/futex.hpp"
 #include "transfer/engine_core.hpp"
 #include "transfer/peer_core.hpp"
@@ -26,11 +28,12 @@ constexpr std::uint64_t kSmallTransfer = 64 * 1024;
 
 }  // namespace
 
-std::string_view to_string(Op op) noexcept {
+// Exported here, at the definitions, as those of core/error.hpp are.
+CROSSDOCK_API std::string_view to_string(Op op) noexcept {
   return op == Op::kRead ? "read" : "write";
 }
 
-std::string_view to_string(State state) noexcept {
+CROSSDOCK_API std::string_view to_string(State state) noexcept {
   switch (state) {
     case State::kPosted:
       return "posted";

@@ -37,7 +37,7 @@ struct ModelShape {
     return num_layers * token_layer_bytes();
   }
   // Same bytes, whatever the name.
-  [[nodiscard]] bool same_bytes(const ModelShape& other) const noexcept;
+  [[nodiscard]] CROSSDOCK_API bool same_bytes(const ModelShape& other) const noexcept;
   // "48 layers x 4 heads x 128 x 2 B, K and V"
   [[nodiscard]] CROSSDOCK_API std::string describe() const;
 };
