@@ -1,6 +1,8 @@
 """ElasticBuffer, in the twin: what DeepEP's script for it checks on one host, against a reference of our
 own."""
 # SPDX-License-Identifier: Apache-2.0
+import itertools
+
 import numpy as np
 import pytest
 
@@ -98,11 +100,34 @@ def test_other_worlds(world, expand):
 
 
 @each_kit
-def test_asynchronous_calls(kit):
-    run(2, whole_round, kit, Case(expand=True), lambda: {
-        "previous_event": deep_ep.ElasticBuffer.capture(), "async_with_compute_stream": True,
-        "previous_event_before_epilogue": deep_ep.ElasticBuffer.capture(),
-        "allocate_on_comm_stream": True})
+@pytest.mark.parametrize("previous, asynchronous, allocate", list(itertools.product([False, True], repeat=3)))
+def test_orders_of_calls(kit, previous, asynchronous, allocate):
+    """allocate_on_comm_stream goes with any order, and says nothing about it."""
+    def order():
+        events = {"previous_event": deep_ep.ElasticBuffer.capture(),
+                  "previous_event_before_epilogue": deep_ep.ElasticBuffer.capture()}
+        return {**(events if previous else {}), "async_with_compute_stream": asynchronous,
+                "allocate_on_comm_stream": allocate}
+
+    run(2, whole_round, kit, Case(expand=True), order)
+
+
+def test_attributes():
+    def one(group):
+        buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=64, hidden=512, deterministic=True,
+                                       allow_hybrid_mode=False, allow_multiple_reduction=False,
+                                       prefer_overlap_with_compute=False)
+        hint = deep_ep.ElasticBuffer.get_buffer_size_hint
+        assert buffer.num_bytes == hint(group, 64, 512) > hint(group, 32, 512)
+        assert deep_ep.ElasticBuffer(group, 1 << 22).num_bytes == 1 << 22
+        assert buffer.deterministic
+        assert not (buffer.allow_hybrid_mode or buffer.allow_multiple_reduction or
+                    buffer.prefer_overlap_with_compute)
+        assert (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == buffer.get_physical_domain_size()
+        assert (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks) == buffer.get_logical_domain_size()
+        assert (buffer.scaleout_rank_idx, buffer.scaleup_rank_idx) == (0, group.rank())
+
+    run(2, one)
 
 
 def test_no_tokens_at_all():

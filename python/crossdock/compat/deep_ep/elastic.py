@@ -50,6 +50,13 @@ class ElasticBuffer:
         self.group, self.rank, self.num_ranks = group, self._rank.rank(), self._rank.size()
         self.rank_idx, self.num_allocated_qps = self.rank, num_allocated_qps
         self.num_max_tokens_per_rank, self.explicitly_destroy = num_max_tokens_per_rank, explicitly_destroy
+        self.deterministic, self.allow_hybrid_mode = deterministic, allow_hybrid_mode
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank
+        self._num_bytes, self._of_buffer = num_bytes, (num_max_tokens_per_rank, hidden, num_topk)
         self._lane = Lane(-1 if self._rank.twin else current_device())
         self._settings = Settings.read(wait=num_gpu_timeout_secs, timeout=num_cpu_timeout_secs)
         self._calls = ElasticCalls(self._rank, self._lane, num_max_tokens_per_rank, hidden, num_bytes or 0,
@@ -87,6 +94,13 @@ class ElasticBuffer:
         return 1, self.num_ranks
 
     # ---- sizes -------------------------------------------------------------------------------------
+
+    @property
+    def num_bytes(self) -> int:
+        """As it was given, else the hint for the numbers given instead."""
+        if self._num_bytes is not None:
+            return self._num_bytes
+        return self.get_buffer_size_hint(self._rank, *self._of_buffer)
 
     @staticmethod
     def get_buffer_size_hint(group: Any, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
@@ -156,9 +170,9 @@ class ElasticBuffer:
         ``do_cpu_sync``, the default without a handle: outputs have as many rows as arrive. Else they have
         room for the most there can be, and only the handle's arrays tell how many there are. With
         ``handle`` tokens go the ways of an earlier dispatch, and nothing is waited for.
-        ``cumulative_local_expert_recv_stats``: [experts of this rank] int32, added to."""
-        order = Order(previous_event, previous_event_before_epilogue, async_with_compute_stream,
-                      allocate_on_comm_stream)
+        ``cumulative_local_expert_recv_stats``: [experts of this rank] int32, added to.
+        ``allocate_on_comm_stream`` has no effect: results are kept for both streams."""
+        order = Order(previous_event, previous_event_before_epilogue, async_with_compute_stream)
         if handle is not None:
             if topk_idx is not None:
                 raise InvalidArgument("deep_ep dispatch: a handle brings its ids along: leave topk_idx out")
@@ -201,7 +215,7 @@ class ElasticBuffer:
                                   "returned")
         return self._calls.combine(x, handle, topk_weights, [b for b in biases if b is not None],
                                    Order(previous_event, previous_event_before_epilogue,
-                                         async_with_compute_stream, allocate_on_comm_stream))
+                                         async_with_compute_stream))
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False,
                 sequential: bool = True) -> None:

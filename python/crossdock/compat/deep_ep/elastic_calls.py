@@ -44,7 +44,6 @@ class Order:
     previous: Event = None
     before_epilogue: Event = None
     asynchronous: bool = False
-    on_comm_stream: bool = False
 
 
 @dataclasses.dataclass
@@ -102,7 +101,7 @@ class ElasticCalls:
                                                      max(int(rows.shape[0]), wanted.most))
         if again:
             world.notice()
-        with self._lane.call(order.previous, order.asynchronous, order.on_comm_stream) as call:
+        with self._lane.call(order.previous, order.asynchronous) as call:
             _wait_also(order.before_epilogue)
             region, lend = world.take()
             if again and weights is None:
@@ -243,7 +242,7 @@ class ElasticCalls:
             raise InvalidArgument(f"deep_ep combine: x has {x.shape[0]} rows: it must have the {rows} of "
                                   "the dispatch")
         world.notice()
-        with self._lane.call(order.previous, order.asynchronous, order.on_comm_stream) as call:
+        with self._lane.call(order.previous, order.asynchronous) as call:
             _wait_also(order.before_epilogue)
             by_row = weights
             if handle.positions is not None and weights is not None:

@@ -11,7 +11,6 @@ import contextlib
 import sys
 from typing import Any, Iterator, Optional, Sequence, Union
 
-from ...errors import InvalidArgument
 from .events import EventHandle, EventOverlap, event_of
 from .frame import Frame
 from .ranks import Group
@@ -69,12 +68,7 @@ class Lane:
         return self._stream
 
     @contextlib.contextmanager
-    def call(self, previous_event: Event = None, asynchronous: bool = False,
-             allocate_on_comm_stream: bool = False) -> Iterator[Call]:
-        if allocate_on_comm_stream and not (asynchronous and previous_event is not None):
-            raise InvalidArgument("deep_ep: allocate_on_comm_stream needs previous_event and an "
-                                  "asynchronous call: what is allocated there may be in use on the "
-                                  "current stream else")
+    def call(self, previous_event: Event = None, asynchronous: bool = False) -> Iterator[Call]:
         if self._device < 0:
             yield Call(None, None, asynchronous)
             return

@@ -92,11 +92,18 @@ class LikeTopK:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """The order of a call among others."""
+    """The order of a call among others. ``on_comm_stream`` changes nothing: arrays of a call are kept for both
+    streams."""
 
     previous_event: Event = None
     asynchronous: bool = False
     on_comm_stream: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_comm_stream and not (self.asynchronous and self.previous_event is not None):
+            raise InvalidArgument("deep_ep: allocate_on_comm_stream needs previous_event and an "
+                                  "asynchronous call: what is allocated there may be in use on the "
+                                  "current stream else")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +168,7 @@ class Normal:
 
     def layout(self, topk_idx: Array, experts: int, how: How) -> Tuple[Layout, EventOverlap]:
         frame = frame_of(topk_idx, "topk_idx")
-        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+        with self._lane.call(how.previous_event, how.asynchronous) as call:
             made = layout_of(frame, topk_idx, experts, self._rank.size())
             # Field by field: dataclasses.astuple copies tensors, and the copies would be kept.
             call.keep(frame, topk_idx, made.tokens_per_rank, made.tokens_per_expert,
@@ -209,7 +216,7 @@ class Normal:
         if worst > world.capacity:
             raise InvalidArgument(f"deep_ep: num_worst_tokens = {worst} is more than the "
                                   f"{world.capacity} rows that can arrive at a rank")
-        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+        with self._lane.call(how.previous_event, how.asynchronous) as call:
             region, lend = world.take()
             handle = world.dispatch(region, rows, frame.contiguous(ids), like.topk_weights,
                                     scales=_dense(frame, scales))
@@ -241,7 +248,7 @@ class Normal:
         rows, scales = split(x)
         frame, world = frame_of(rows, "x"), handle.world
         world.notice()
-        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+        with self._lane.call(how.previous_event, how.asynchronous) as call:
             region, lend = world.take()
             again = world.dispatch(region, rows, None, None, scales=_dense(frame, scales),
                                    routing=handle.ep)
@@ -262,7 +269,7 @@ class Normal:
         if weights is not None and not handle.top_k:
             raise InvalidArgument("deep_ep combine: topk_weights need a dispatch with topk_idx")
         world.notice()
-        with self._lane.call(how.previous_event, how.asynchronous, how.on_comm_stream) as call:
+        with self._lane.call(how.previous_event, how.asynchronous) as call:
             made = world.group.combine(handle.ep, frame.contiguous(x), bias=bias,
                                        row_weights=None if weights is None else frame.contiguous(weights),
                                        weights=weights is not None)
