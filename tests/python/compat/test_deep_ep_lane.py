@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from crossdock import DeadlineExceeded
-from crossdock.compat.deep_ep import Buffer, ElasticBuffer
+from crossdock.compat.deep_ep import Buffer, ElasticBuffer, Threads
 from crossdock.compat.deep_ep.elastic_extras import Extras
 from crossdock.compat.deep_ep.events import EventHandle
 from crossdock.compat.deep_ep.lane import Call, Lane
@@ -202,22 +202,59 @@ def test_a_hook_whose_work_a_later_call_has_done_waits_for_it(cuda):
     assert done == ["comm"] * 2
 
 
-def test_what_is_waited_is_kept_as_all_that_a_call_writes(monkeypatch):
-    kept = []
-    monkeypatch.setattr(Call, "keep", lambda self, frame, *tensors: kept.extend(tensors))
+@pytest.fixture
+def kept(monkeypatch):
+    """What calls keep for the streams that use it."""
+    all_of_it = []
+
+    def keep(call, frame, *tensors):
+        all_of_it.extend(tensors)
+
+    monkeypatch.setattr(Call, "keep", keep)
+    monkeypatch.setattr(Call, "keep_all", keep)
+    return all_of_it
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_all_that_a_low_latency_dispatch_writes_is_kept(monkeypatch, kept, hooked):
+    """Also what the caller does not get: its memory must not be used again while a hook may still write it."""
     low, x, waited = LowLatency(None, Lane(-1), None, False), np.zeros((1, 8)), np.zeros(1)
+    planes = {name: np.zeros((1, 1, 8)) for name in ("rows", "scales", "weights", "sources")}
     handle = types.SimpleNamespace(received=types.SimpleNamespace(expert_counts=np.zeros(1, np.int32)))
     world = types.SimpleNamespace(rank=types.SimpleNamespace(size=lambda: 1), run=lambda: None,
-                                  clock=lambda frame, dispatches: types.SimpleNamespace(add=lambda to: None))
+                                  clock=lambda frame, dispatches: types.SimpleNamespace(add=lambda to: None),
+                                  group=types.SimpleNamespace(dispatch_receive=lambda *_, **__: None))
     monkeypatch.setattr(low, "_world", lambda *_: world)
-    monkeypatch.setattr(low, "_send", lambda *_: (handle, types.SimpleNamespace(rows=x, scales=None)))
-    low.dispatch(x, x, 1, 1, Format(False, False, False), None, waited, True, False)
-    assert any(one is waited for one in kept)
+    monkeypatch.setattr(low, "_send", lambda *_: (handle, types.SimpleNamespace(**planes)))
+    result = low.dispatch(x, x, 1, 1, Format(True, False, False), None, waited, not hooked, hooked)
+    if hooked:
+        kept.clear()
+        result[-1]()
+    for array in (waited, *planes.values()):
+        assert any(one is array for one in kept)
+
+
+def test_all_arrays_of_an_elastic_handle_are_kept(kept):
+    def one(group):
+        buffer = ElasticBuffer(group, num_max_tokens_per_rank=4, hidden=64)
+        ids, weights = np.zeros((4, 2), np.int32), np.ones((4, 2), np.float32)
+        for expand in (False, True):
+            kept.clear()
+            handle = buffer.dispatch(np.zeros((4, 64), np.uint16), ids, weights, num_experts=2,
+                                     async_with_compute_stream=True, do_expand=expand)[3]
+            arrays = [value for value in vars(handle).values() if isinstance(value, np.ndarray)]
+            assert len(arrays) == (8 if expand else 7)
+            for array in arrays:
+                assert any(one is array for one in kept)
+        buffer.destroy()
+
+    Threads(1, backend="twin").run(one)
 
 
 @pytest.mark.parametrize("kind, parts", [(Buffer, ("_normal", "_low_latency")), (ElasticBuffer, ("_calls", "_extras"))])
+@pytest.mark.parametrize("ordinary", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-def test_memory_goes_when_the_communication_stream_is_done(cuda, kind, parts, late):
+def test_memory_goes_when_the_streams_of_calls_are_done(cuda, kind, parts, late, ordinary):
     done = []
 
     def synchronize(timeout, stream):
@@ -235,10 +272,14 @@ def test_memory_goes_when_the_communication_stream_is_done(cuda, kind, parts, la
         setattr(buffer, name, part(name, groups))
     with buffer._lane.call(None, True):
         pass
+    if ordinary:  # on a stream that is not current any more
+        with cuda.stream(Stream("another")), buffer._lane.call():
+            pass
     with pytest.raises(DeadlineExceeded) if late else contextlib.nullcontext():
         buffer.destroy()
     buffer.destroy()
-    assert done == [("comm", 7), *parts]
+    waited = [("another", 7), ("comm", 7)] if ordinary else [("comm", 7)]
+    assert done == [*(waited[:1] if late else waited), *parts]
 
 
 def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):

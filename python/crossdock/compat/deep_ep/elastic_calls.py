@@ -121,7 +121,8 @@ class ElasticCalls:
                 self._compact(frame, handle, made, wanted, lend, ids.dtype))
             if stats is not None:
                 stats += made.num_unaligned_recv_tokens_per_expert
-            call.keep(frame, rows, scales, ids, weights, out.rows, out.scales, out.ids, out.weights, stats)
+            call.keep(frame, rows, scales, ids, weights, out.rows, out.scales, out.ids, out.weights, stats,
+                      *made.arrays)
         return out.x(), out.ids, out.weights, made, call.event
 
     def _shape(self, frame: Frame, rows: Array, scales: Optional[Array], ids: Array,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 from ... import ep
 from .frame import frame_of
@@ -47,6 +47,13 @@ class EPHandle:
     dst_buffer_slot_idx: Optional[Array] = None
     token_metadata_at_forward: Optional[Array] = None
     channel_linked_list: Optional[Array] = None
+
+    @property
+    def arrays(self) -> Sequence[Optional[Array]]:
+        """All that the dispatch has written for the handle, which callers read on their own streams."""
+        return (self.positions, self.received_tokens, self.received_ids, self.topk_idx, self.sent_weights,
+                self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert,
+                self.num_unaligned_recv_tokens_per_expert)
 
     @property
     def recv_src_metadata(self) -> Array:

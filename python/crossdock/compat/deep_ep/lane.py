@@ -95,10 +95,16 @@ class Lane:
             call.end()
 
     def finish(self, groups: Sequence[Group], timeout: float) -> None:
-        """Before memory of the groups goes: waits for what is on the communication stream, at most ``timeout``
-        seconds. :class:`crossdock.DeadlineExceeded` where it does not end."""
-        if self._stream is not None and groups:
-            groups[0].synchronize(timeout, stream=self._stream)
+        """Before memory of the groups goes: waits for the streams of calls, at most ``timeout`` seconds for
+        each. :class:`crossdock.DeadlineExceeded` where one does not end."""
+        # The last call outside captures is behind all others, whatever streams they were on; the user of a
+        # buffer may have put work on the communication stream after it.
+        streams = [self._last.get(False)]
+        if self._stream not in streams:
+            streams.append(self._stream)
+        for stream in streams:
+            if stream is not None and groups:
+                groups[0].synchronize(timeout, stream=stream)
 
     def _follow(self, stream: Any) -> None:
         """Calls of a rank come one after the other, on whatever streams. A call in a capture follows

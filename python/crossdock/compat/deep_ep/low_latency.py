@@ -167,6 +167,8 @@ class LowLatency:
             handle, expanded = self._send(frame, world, x, ids, form, hooked, rows)
             scales = None if expanded.scales is None else _columns_for(frame, expanded.scales)
             counts = frame.clone(handle.received.expert_counts)
+            written = (expanded.rows, expanded.scales, expanded.weights, expanded.sources, scales, counts,
+                       counted, waited)
 
             def deliver(clock: WaitClock) -> None:
                 world.run()
@@ -183,13 +185,13 @@ class LowLatency:
                     clock = world.clock(frame, dispatches=waited is not None)
                     world.group.dispatch_receive(handle, expanded=expanded)
                     deliver(clock)
-                    later.keep_all(frame, expanded.rows, scales, counts, counted, waited)
+                    later.keep_all(frame, *written)
 
             if hooked:
                 world.run()
             else:
                 deliver(clock)
-            call.keep(frame, x, ids, expanded.rows, scales, counts, counted, waited)
+            call.keep(frame, x, ids, *written)
         kept = LowLatencyHandle(world, handle, expanded, counts, most)
         self._held.setdefault(id(world), []).append((weakref.ref(kept), kept.pending))
         out = expanded.rows if scales is None else (expanded.rows, frame.swap_last(scales))
