@@ -16,8 +16,8 @@
 #include <netinet/in.h>
 #include <optional>
 #include <sys/un.h>
-#include <system_error>
-#include <thread>
+
+#include "base/worker_thread.hpp"
 
 namespace crossdock::base {
 namespace {
@@ -240,11 +240,10 @@ Result<std::vector<SocketAddress>> resolve(const HostPort& address, Deadline dea
 
   hints.ai_flags = AI_NUMERICSERV;
   lookup->done = false;
-  try {
-    std::thread([lookup, address, hints] { look_up(*lookup, address, hints); }).detach();
-  } catch (const std::system_error& failure) {
-    return errno_error(failure.code().value(), "start the thread that resolves a host name");
-  }
+  CROSSDOCK_TRY(thread, start_worker("cd-resolve", [lookup, address, hints] {
+                  look_up(*lookup, address, hints);
+                }));
+  thread.detach();
   std::unique_lock lock(lookup->mutex);
   if (!lookup->done_changed.wait_until(lock, deadline.when(), [&] { return lookup->done; })) {
     Error error =

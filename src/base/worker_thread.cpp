@@ -2,18 +2,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/worker_thread.hpp"
 
-#include <csignal>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <system_error>
 
 namespace crossdock::base {
 
+SignalsBlocked::SignalsBlocked() noexcept {
+  sigset_t blocked;
+  ::sigfillset(&blocked);
+  // Not SIGABRT: abort() unblocks it, and one that another process sends is for the host.
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS})
+    ::sigdelset(&blocked, fault);
+  ::pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+}
+
+SignalsBlocked::~SignalsBlocked() {
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
 Result<std::thread> start_worker(const std::string& name, std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   std::thread thread;
   int failure = 0;
   try {
@@ -21,7 +30,6 @@ Result<std::thread> start_worker(const std::string& name, std::function<void()> 
   } catch (const std::system_error& e) {
     failure = e.code().value();
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure != 0) {
     Error error = errno_error(failure, fmt::format("start thread '{}'", name));
     error.code = Code::kNoMemory;

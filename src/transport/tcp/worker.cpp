@@ -3,33 +3,17 @@
 
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <system_error>
 
 #include "base/clock.hpp"
+#include "base/worker_thread.hpp"
 
 namespace crossdock::transport::tcp {
 namespace {
 
 constexpr Worker::Token kWakeToken = 0;
-
-// Signals belong to the threads of the application.
-class SignalsBlocked {
- public:
-  SignalsBlocked() noexcept {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 
@@ -49,13 +33,9 @@ Result<std::unique_ptr<Worker>> Worker::start(unsigned index) {
   event.data.u64 = kWakeToken;
   if (::epoll_ctl(worker->epoll_.get(), EPOLL_CTL_ADD, worker->wake_.get(), &event) != 0)
     return errno_error(errno, "watch the eventfd of a tcp worker");
-  const SignalsBlocked blocked;
-  try {
-    worker->thread_ = std::thread([w = worker.get()] { w->run(); });
-  } catch (const std::system_error& e) {
-    return errno_error(e.code().value(), "start a thread for the tcp transport");
-  }
-  ::pthread_setname_np(worker->thread_.native_handle(), fmt::format("xd-tcp-{}", index).c_str());
+  CROSSDOCK_TRY(thread, base::start_worker(fmt::format("xd-tcp-{}", index),
+                                           [w = worker.get()] { w->run(); }));
+  worker->thread_ = std::move(thread);
   return worker;
 }
 
