@@ -43,6 +43,11 @@ Retry retry_of_errno(int value) {
     case ENOMEM:
     case ENOBUFS:
     case EADDRINUSE:
+    case ENOSPC:
+    case EDQUOT:
+    case ENETDOWN:
+    case EHOSTDOWN:
+    case ENONET:
       return Retry::kLater;
     case ECONNRESET:
     case EPIPE:
@@ -57,9 +62,14 @@ Retry retry_of_errno(int value) {
 Code code_of_errno(int value) {
   switch (value) {
     case EINVAL:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
       return Code::kInvalidArgument;
     case ENOENT:
     case ESRCH:
+    case ESTALE:
       return Code::kNotFound;
     case EADDRINUSE:
     case EBUSY:
@@ -68,6 +78,10 @@ Code code_of_errno(int value) {
     case ENOBUFS:
     case EMFILE:
     case ENFILE:
+    case EAGAIN:  // of threads and locked memory: a socket's is no error and does not come here
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
       return Code::kNoMemory;
     case ECONNRESET:
     case EPIPE:
@@ -77,11 +91,15 @@ Code code_of_errno(int value) {
     case EHOSTUNREACH:
     case ENETUNREACH:
     case EADDRNOTAVAIL:
+    case ENETDOWN:
+    case EHOSTDOWN:
+    case ENONET:
       return Code::kUnreachable;
     case ETIMEDOUT:
       return Code::kDeadline;
     case EACCES:
     case EPERM:
+    case EROFS:
       return Code::kDenied;
     case ENOSYS:
     case EOPNOTSUPP:

@@ -49,6 +49,24 @@ TEST(Result, ErrnoKeepsTheNativeCodeAndClassifies) {
   EXPECT_NE(error.describe().find("read from peer a: Connection reset"), std::string::npos);
 }
 
+// "internal error" is a bug of the library: what a machine or a wrong path answers is none.
+TEST(Result, ErrnoOfFullDisksWrongPathsAndNetworksThatAreDownIsNoInternalError) {
+  const auto is = [](int value, Code code, Retry retry) {
+    const Error error = errno_error(value, "x");
+    EXPECT_EQ(error.code, code) << error.message;
+    EXPECT_EQ(error.retry, retry) << error.message;
+  };
+  for (const int full : {EAGAIN, ENOSPC, EDQUOT})
+    is(full, Code::kNoMemory, Retry::kLater);
+  is(EFBIG, Code::kNoMemory, Retry::kNo);
+  for (const int path : {ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG})
+    is(path, Code::kInvalidArgument, Retry::kNo);
+  is(ESTALE, Code::kNotFound, Retry::kNo);
+  is(EROFS, Code::kDenied, Retry::kNo);
+  for (const int network : {ENETDOWN, EHOSTDOWN, ENONET})
+    is(network, Code::kUnreachable, Retry::kLater);
+}
+
 Result<std::vector<std::shared_ptr<int>>> list_of(const std::shared_ptr<int>& element) {
   return std::vector{element};
 }

@@ -151,6 +151,7 @@ TEST(FileStore, ADirectoryThatVanishesOrIsNoneIsAnError) {
   const std::string file = dir.write("file", "x");
   EXPECT_FALSE(open_store("file://" + file, soon()).ok());
   EXPECT_FALSE(open_store("file:///nonexistent/deep/dir", soon()).ok());
+  EXPECT_EQ(open_store("file://" + file + "/x", soon()).code(), Code::kInvalidArgument);
 }
 
 TEST(FileStore, AWriterKilledWithTheLockHeldBlocksNobody) {
