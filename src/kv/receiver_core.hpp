@@ -12,6 +12,8 @@
 // quiesced when it never began, said Stopped, died, or was fenced off. A Go holds for the sender's
 // connection: while that lives, the sender needs no other for later tickets. So an engine that has
 // no connection to this one writes nothing, whatever tickets it has and whenever it wakes up.
+// A fence ends the connections that are there when it begins, and speaks for sources that began
+// before it; one that asked since may have done so over a new connection, which goes on.
 //
 // Threads: the engine's control thread brings messages, links carry tickets, aborts and fences, one
 // clock thread watches deadlines. One mutex guards the state; it is never held while waiting on a
@@ -21,6 +23,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -45,6 +48,7 @@ struct Source {
   std::uint64_t instance = 0;  // 0 until its engine was opened
   bool told = false;           // it may have a ticket
   bool begun = false;          // it may write
+  std::uint64_t begun_at = 0;  // as `events_` counted, when it last began or asked
   bool quiesced = false;
   bool unreachable = false;  // not even an Abort can be sent
   HeadRange heads;
@@ -105,7 +109,7 @@ class ReceiverCore {
   void on_link_lost(const transfer::Message& from);
   void look_for(Link& link, std::uint64_t instance);
   void on_ready(const transfer::Message& from, const message::Ready& ready);
-  void send_go(Link& link, const IncomingPtr& in);
+  void send_go(Link& link, const IncomingPtr& in, std::size_t source);
   void on_parts(const transfer::Message& from, const message::Parts& parts);
   void on_stopped(const transfer::Message& from, const message::Stopped& stopped);
   void on_peer_lost(const transfer::Message& from);
@@ -116,7 +120,7 @@ class ReceiverCore {
   // These run with the mutex held.
   std::vector<std::pair<IncomingPtr, Source*>> sources_where(
       const std::function<bool(const Source&)>& predicate);
-  void begin(const Incoming& in, Source& source);
+  std::uint64_t begin(const Incoming& in, Source& source);
   void quiesce(const Incoming& in, Source& source);
   void fail(const IncomingPtr& in, Error error, Effects& effects);
   void settle(const IncomingPtr& in, Effects& effects);
@@ -125,7 +129,8 @@ class ReceiverCore {
 
   void stop_source(Link& link, const IncomingPtr& in, std::size_t source);
   void try_fence(Link& link, const IncomingPtr& in, std::size_t source);
-  void apply_fence(std::uint64_t instance, const Result<>& fenced, Effects& effects);
+  void apply_fence(std::uint64_t instance, std::uint64_t began, const Result<>& fenced,
+                   Effects& effects);
   void clock();
   void tick(Deadline now, Effects& effects);
   void run(const Effects& effects);
@@ -144,7 +149,9 @@ class ReceiverCore {
   std::unordered_map<RequestId, IncomingPtr> requests_;
   std::deque<IncomingPtr> history_;               // done, oldest first
   std::map<std::uint64_t, Deadline> next_fence_;  // by instance: not again before
-  std::set<std::uint64_t> open_;  // instances that were told Go on a connection that lives
+  // Instances that were told Go on a connection that lives, and when they last asked for one.
+  std::map<std::uint64_t, std::uint64_t> open_;
+  std::uint64_t events_ = 0;  // counts beginnings of sources and of fences
   const std::uint64_t life_;
   std::uint64_t next_ticket_ = 0;
   std::uint64_t bytes_received_ = 0;

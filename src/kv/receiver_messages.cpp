@@ -54,11 +54,12 @@ Source* ReceiverCore::find_source(const transfer::Message& from, RequestId reque
   return nullptr;
 }
 
-// With the mutex held. From now on it takes proof that the source writes no more.
-void ReceiverCore::begin(const Incoming& in, Source& source) {
-  if (source.begun) return;
+// With the mutex held. From now on it takes proof that the source writes no more. Returns when.
+std::uint64_t ReceiverCore::begin(const Incoming& in, Source& source) {
+  source.begun_at = ++events_;
+  if (!source.begun) keeper_->doubt(in.kept, source.instance);
   source.begun = true;
-  keeper_->doubt(in.kept, source.instance);
+  return source.begun_at;
 }
 
 // With the mutex held: there is proof.
@@ -74,16 +75,17 @@ void ReceiverCore::on_ready(const transfer::Message& from, const message::Ready&
   IncomingPtr in;
   Source* source = find_source(from, ready.request, ready.ticket, ready.sender_rank, in);
   if (stopped_ || source == nullptr || in->phase != Phase::kReceiving || source->quiesced) return;
-  open_.insert(from.peer_instance);
-  begin(*in, *source);
-  links_.post(source->name, [this, in](Link& link) { send_go(link, in); });
+  open_.insert_or_assign(from.peer_instance, begin(*in, *source));
+  const auto index = static_cast<std::size_t>(source - in->sources.data());
+  links_.post(source->name, [this, in, index](Link& link) { send_go(link, in, index); });
 }
 
-// On a thread of the link.
-void ReceiverCore::send_go(Link& link, const IncomingPtr& in) {
+// On a thread of the link, which may have done other things since the source asked.
+void ReceiverCore::send_go(Link& link, const IncomingPtr& in, std::size_t index) {
   message::Go go{in->request, in->ticket, life_, 0};
   {
     const Lock lock(mutex_);
+    if (in->phase != Phase::kReceiving || in->sources[index].quiesced) return;
     go.later = next_ticket_;
   }
   const auto sent = link.send(options_.sender_mailbox, message::encode(go));
@@ -310,12 +312,14 @@ void ReceiverCore::stop_source(Link& link, const IncomingPtr& in, std::size_t in
 // one sender that hangs cost one wait, not one each.
 void ReceiverCore::try_fence(Link& link, const IncomingPtr& in, std::size_t index) {
   std::uint64_t instance = 0;
+  std::uint64_t began = 0;
   {
     const Lock lock(mutex_);
     instance = in->sources[index].instance;
     const auto next = next_fence_.find(instance);
     const bool too_soon = next != next_fence_.end() && !next->second.passed();
     if (in->sources[index].quiesced || too_soon || stopped_) return;
+    began = ++events_;
   }
   // Ok also when it has no connection to this engine: it writes nothing, and needs another Go.
   const auto fenced = link.fence(instance, options_.fence_timeout);
@@ -326,18 +330,21 @@ void ReceiverCore::try_fence(Link& link, const IncomingPtr& in, std::size_t inde
       next_fence_.erase(instance);
     else
       next_fence_.insert_or_assign(instance, Deadline::in(options_.fence_timeout));
-    apply_fence(instance, fenced, effects);
+    apply_fence(instance, began, fenced, effects);
   }
   changed_.notify_all();
   run(effects);
 }
 
-// With the mutex held. With proof, every request of the sender is quiesced, and those that still
-// waited for it fail; without, those being stopped go to quarantine.
-void ReceiverCore::apply_fence(std::uint64_t instance, const Result<>& fenced, Effects& effects) {
-  if (fenced.ok()) open_.erase(instance);
+// With the mutex held. With proof, every request of the sender that began before the fence is
+// quiesced, and those that still waited for it fail; without, those being stopped go to quarantine.
+void ReceiverCore::apply_fence(std::uint64_t instance, std::uint64_t began, const Result<>& fenced,
+                               Effects& effects) {
+  const auto open = open_.find(instance);
+  if (fenced.ok() && open != open_.end() && open->second < began) open_.erase(open);
   for (const auto& [in, source] : sources_where([&](const Source& source) {
-         return source.instance == instance && source.begun && !source.quiesced;
+         const bool spoken_for = !fenced.ok() || source.begun_at < began;
+         return source.instance == instance && source.begun && !source.quiesced && spoken_for;
        })) {
     if (fenced.ok()) {
       quiesce(*in, *source);

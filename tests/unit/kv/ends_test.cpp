@@ -10,6 +10,7 @@
 
 #include "kv/message.hpp"
 #include "support/kv_cluster.hpp"
+#include "support/played_sender.hpp"
 
 namespace crossdock::kv {
 namespace {
@@ -19,6 +20,7 @@ using support::all_are;
 using support::comes_true;
 using support::KvCluster;
 using support::KvClusterOptions;
+using support::PlayedSender;
 using support::poison;
 using testing::HasSubstr;
 
@@ -248,41 +250,6 @@ TEST(HandoverEnds, ASenderThatDiesBeforeItOpenedTheReceiverIsLost) {
   ASSERT_TRUE(decode.pool.release(1).ok());
   EXPECT_EQ(decode.pool.stats().free, 64u) << "it never had a connection to write on";
 }
-
-// A sender played by the test: request 1 is expected of it, in 32 pages.
-class PlayedSender : public testing::Test {
- protected:
-  PlayedSender()
-      : cluster({}),
-        decode(*cluster.decode[0]),
-        engine(transfer::Engine::create({})),
-        words(engine->mailbox("kv.sender").value()) {
-    decode.pool.admit({.request = 1, .num_pages = 32}).value();
-    decode.receiver.expect({.request = 1, .senders = {engine->name()}, .deadline = soon()}).value();
-    ticket = std::get<message::Ticket>(hear());
-    peer.emplace(engine->open(decode.engine.name(), soon()).value());
-  }
-  message::Any hear() {
-    for (;;) {
-      const auto word = words.receive(soon()).value();
-      if (word.kind == transfer::Message::Kind::kNotification)
-        return message::decode(word.payload).value();
-    }
-  }
-  void begin() {
-    const message::Ready ready{1, ticket.ticket, 0};
-    ASSERT_TRUE(engine->notify(*peer, {"kv", message::encode(ready)}, soon()).ok());
-    ASSERT_TRUE(std::holds_alternative<message::Go>(hear()));
-  }
-  void destroy_receiver() { const KvReceiver gone = std::move(decode.receiver); }
-
-  KvCluster cluster;
-  support::KvDecodeRank& decode;
-  Result<transfer::Engine> engine;
-  transfer::Mailbox words;
-  message::Ticket ticket;
-  std::optional<transfer::Peer> peer;
-};
 
 TEST_F(PlayedSender, PagesStayInQuarantineAfterACloseThatFoundNoProof) {
   begin();
