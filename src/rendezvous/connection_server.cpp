@@ -140,7 +140,9 @@ void ConnectionServer::serve(Connection& connection) {
   while (step == Session::Step::kExecuted && room_for(connection))
     step = connection.session->step();
   connection.serving = false;
-  connection.held = step == Session::Step::kExecuted;
+  const bool was_held = std::exchange(connection.held, step == Session::Step::kExecuted);
+  // It could not go on with its request while nobody read it.
+  if (was_held && !connection.held) connection.message_start = Clock::now();
   connection.closing |= step == Session::Step::kOver;
   count_buffered(connection);
 }
@@ -194,6 +196,7 @@ bool ConnectionServer::flush(Connection& connection) {
     if (*n == 0) break;
     connection.sent += *n;
     num_unsent_ -= *n;
+    connection.sent_since += *n;
     connection.last_sent = Clock::now();
   }
   if (connection.num_unsent() == 0) {
@@ -211,7 +214,10 @@ void ConnectionServer::send(int fd, wire::Bytes bytes) {
   if (it == connections_.end()) return;
   Connection& connection = *it->second;
   auto& unsent = connection.unsent;
-  if (connection.num_unsent() == 0) connection.last_sent = connection.unsent_since = Clock::now();
+  if (connection.num_unsent() == 0) {
+    connection.last_sent = connection.unsent_since = Clock::now();
+    connection.sent_since = 0;
+  }
   if (connection.sent > unsent.size() / 2) {
     unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(connection.sent));
     connection.sent = 0;
@@ -232,9 +238,22 @@ void ConnectionServer::update_watch(Connection& connection) {
 bool ConnectionServer::stalled(const Connection& connection, Clock::time_point now) const {
   const bool unfinished = connection.buffered != 0 && !connection.held;
   if (unfinished && now - connection.message_start >= limits_.stall_timeout) return true;
-  if (connection.num_unsent() == 0) return false;
-  const auto since = room_for_all() ? connection.last_sent : connection.unsent_since;
-  return now - since >= limits_.stall_timeout;
+  return connection.num_unsent() != 0 && now - connection.last_sent >= limits_.stall_timeout;
+}
+
+const ConnectionServer::Connection* ConnectionServer::slowest_reader(Clock::time_point now) const {
+  const Connection* slowest = nullptr;
+  double lowest = 0;
+  for (const auto& [fd, connection] : connections_) {
+    const auto age = now - connection->unsent_since;
+    if (connection->num_unsent() == 0 || age < limits_.stall_timeout) continue;
+    const double rate =
+        static_cast<double>(connection->sent_since) / static_cast<double>(age.count());
+    if (slowest != nullptr && rate >= lowest) continue;
+    slowest = connection.get();
+    lowest = rate;
+  }
+  return slowest;
 }
 
 void ConnectionServer::drop_stalled() {
@@ -248,6 +267,8 @@ void ConnectionServer::drop_stalled() {
     else if (connection->buffered != 0 || connection->num_unsent() != 0)
       any_unfinished = true;
   }
+  if (stalled_fds.empty() && !room_for_all())
+    if (const auto* slowest = slowest_reader(now)) stalled_fds.push_back(slowest->fd.get());
   for (const int fd : stalled_fds)
     drop(fd);
   if (any_unfinished) arm_stall_timer();

@@ -7,7 +7,8 @@
 // none while its client has more to read than max_unsent_bytes, or all clients together more than
 // max_unsent_total_bytes: the connection is *held* then, and not read. It goes on when its client,
 // or the others, have read. While the common room is used up, who has not read all of its answers
-// within stall_timeout is dropped.
+// within stall_timeout may be dropped, the slowest first and one at a time: where many share a
+// narrow line, dropping all of them would serve nobody.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -89,6 +90,7 @@ class ConnectionServer {
     Clock::time_point last_request = Clock::now();
     Clock::time_point last_sent = Clock::now();
     Clock::time_point unsent_since = {};   // when there was nothing
+    std::size_t sent_since = 0;            // bytes, from then on
     Clock::time_point message_start = {};  // of the unfinished request
     [[nodiscard]] std::size_t num_unsent() const { return unsent.size() - sent; }
   };
@@ -114,6 +116,8 @@ class ConnectionServer {
   void drop(int fd);
   void drop_stalled();
   [[nodiscard]] bool stalled(const Connection& connection, Clock::time_point now) const;
+  // Who takes up common room for too long at the lowest rate; null when there is no such one.
+  [[nodiscard]] const Connection* slowest_reader(Clock::time_point now) const;
   void arm_stall_timer();
 
   ServerLimits limits_;
