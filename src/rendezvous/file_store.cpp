@@ -123,6 +123,10 @@ class Directory {
     return record.expires_unix_ms != 0 && record.expires_unix_ms <= when_unix_ms;
   }
 
+  [[nodiscard]] Error no_entry(std::string_view name) const {
+    return make_error(Code::kCorrupt, fmt::format("{}/{} is no store entry", path_, name));
+  }
+
   // Names the files of entries to `visitor` until it returns false.
   template <class Visitor>
   Result<> visit(Visitor visitor) const {
@@ -142,8 +146,11 @@ class Directory {
 
   // The whole file, its lease over or not; nothing when there is none.
   Result<std::optional<wire::StoreRecord>> read_file(const std::string& name) const {
-    const UniqueFd fd(::openat(fd_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    // Nonblocking: to open a foreign pipe would wait for whoever writes to it.
+    const UniqueFd fd(
+        ::openat(fd_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (!fd && errno == ENOENT) return std::optional<wire::StoreRecord>{};
+    if (!fd && (errno == ELOOP || errno == ENXIO)) return no_entry(name);  // a link, a socket
     if (!fd) return failure(errno, "open", name);
     CROSSDOCK_TRY(bytes, read_all(fd.get(), name));
     auto record = wire::decode_store_record(bytes);
@@ -161,7 +168,7 @@ class Directory {
     struct stat info{};
     if (::fstat(fd, &info) != 0) return failure(errno, "stat", name);
     if (!S_ISREG(info.st_mode) || static_cast<std::uint64_t>(info.st_size) > kMaxRecordBytes)
-      return make_error(Code::kCorrupt, fmt::format("{}/{} is no store entry", path_, name));
+      return no_entry(name);
     std::vector<std::byte> bytes(static_cast<std::size_t>(info.st_size));
     std::size_t done = 0;
     while (done < bytes.size()) {
@@ -190,6 +197,14 @@ class Directory {
 // Holds the directory's lock; the kernel lets go of it when the process dies.
 class Lock {
  public:
+  // Said, not left to close(): a child that was forked meanwhile has the open file too, and would
+  // keep the lock for its life.
+  ~Lock() {
+    if (fd_) (void)::flock(fd_.get(), LOCK_UN);
+  }
+  Lock(Lock&&) noexcept = default;
+  Lock& operator=(Lock&&) = delete;
+
   static Result<Lock> take(const Directory& dir, Deadline deadline) {
     UniqueFd fd(::openat(dir.fd(), kLockName, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     if (!fd) return dir.failure(errno, "open", kLockName);
@@ -270,19 +285,20 @@ class FileStore final : public Store {
 
   Result<Entry> do_wait(std::string_view key, Deadline deadline) override {
     const UniqueFd watcher(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
-    const bool watching =
-        watcher && ::inotify_add_watch(watcher.get(), path_.c_str(), IN_MOVED_TO) >= 0;
-    const int look_again_ms = watching ? 500 : 20;
     for (;;) {
-      CROSSDOCK_TRY(dir, Directory::open(path_));
-      CROSSDOCK_TRY(entry, look(dir, key));
-      if (entry) return std::move(*entry);
+      // Each time, since the directory may have gone and come again.
+      const bool watching =
+          watcher && ::inotify_add_watch(watcher.get(), path_.c_str(), IN_MOVED_TO) >= 0;
+      auto entry = do_get(key, deadline);
+      if (entry.ok() && *entry) return std::move(**entry);
+      if (!entry.ok() && entry.code() != Code::kNotFound) return std::move(entry).error();
       if (deadline.passed())
         return make_error(Code::kDeadline,
-                          fmt::format("nobody put key {} into {} in time",
-                                      wire::quote_bytes(wire::as_bytes(key), 80), describe()));
+                          fmt::format("nobody put key {} into {} in time{}",
+                                      wire::quote_bytes(wire::as_bytes(key), 80), describe(),
+                                      entry.ok() ? "" : " (" + entry.error().message + ")"));
       pollfd item{.fd = watching ? watcher.get() : -1, .events = POLLIN, .revents = 0};
-      (void)::poll(&item, 1, deadline.remaining_ms(look_again_ms));
+      (void)::poll(&item, 1, deadline.remaining_ms(watching ? 500 : 20));
       alignas(inotify_event) char events[4096];
       while (watching && ::read(watcher.get(), events, sizeof events) > 0) {
       }

@@ -5,7 +5,10 @@
 #include <filesystem>
 #include <fstream>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include "rendezvous/inproc_store.hpp"
@@ -147,11 +150,82 @@ TEST(FileStore, ADirectoryThatVanishesOrIsNoneIsAnError) {
   std::filesystem::remove_all(path);
   EXPECT_EQ(store->get("k", soon()).code(), Code::kNotFound);
   EXPECT_EQ(store->put("k", "v", {}, soon()).code(), Code::kNotFound);
-  EXPECT_FALSE(store->wait("k", Deadline::in(50ms)).ok());
+  EXPECT_EQ(store->wait("k", Deadline::in(50ms)).code(), Code::kDeadline) << "it may come back";
   const std::string file = dir.write("file", "x");
   EXPECT_FALSE(open_store("file://" + file, soon()).ok());
   EXPECT_FALSE(open_store("file:///nonexistent/deep/dir", soon()).ok());
   EXPECT_EQ(open_store("file://" + file + "/x", soon()).code(), Code::kInvalidArgument);
+}
+
+TEST(FileStore, WaitOutlivesADirectoryThatIsMadeAnew) {
+  const support::TempDir dir;
+  const std::string url = "file://" + dir.path() + "/store";
+  const auto store = open_store(url, soon()).value();
+  std::jthread waiter([&] {
+    const auto entry = store->wait("k", Deadline::in(20s));
+    EXPECT_TRUE(entry.ok()) << entry.error().describe();
+  });
+  for (int i = 0; i < 50; ++i) {
+    std::filesystem::remove_all(dir.path() + "/store");
+    ASSERT_TRUE(open_store(url, soon()).ok());
+  }
+  EXPECT_TRUE(store->put("k", "v", {}, soon()).ok());
+}
+
+// Nobody may ever write to the pipe.
+TEST(FileStore, PipesLinksAndSocketsWithNamesOfEntriesHoldNobodyUp) {
+  const support::TempDir dir;
+  const auto store = open_store("file://" + dir.path(), soon()).value();
+  ASSERT_EQ(::mkfifo((dir.path() + "/k-pipe").c_str(), 0600), 0);
+  ASSERT_EQ(::mknod((dir.path() + "/k-socket").c_str(), S_IFSOCK | 0600, 0), 0);
+  std::filesystem::create_symlink("elsewhere", dir.path() + "/k-link");
+  std::filesystem::create_directory(dir.path() + "/k-directory");
+  ::alarm(20);  // ends the test where open() waits
+  for (const char* foreign : {"pipe", "socket", "link", "directory"})
+    EXPECT_EQ(store->get(foreign, soon()).code(), Code::kCorrupt) << foreign;
+  ASSERT_TRUE(store->put("k", "v", 1h, soon()).ok()) << "looks for what is over";
+  EXPECT_EQ(store->list("", soon()).value(), std::vector<std::string>{"k"});
+  ::alarm(0);
+}
+
+bool has_open(pid_t process, const std::string& path) {
+  for (const auto& fd :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/fd"))
+    if (std::error_code gone; std::filesystem::read_symlink(fd, gone) == path) return true;
+  return false;
+}
+
+// A host that forks without exec (Python's multiprocessing) gives its child all that is open.
+TEST(FileStore, AChildForkedWhileTheLockIsHeldDoesNotKeepIt) {
+  const support::TempDir dir;
+  const auto store = open_store("file://" + dir.path(), soon()).value();
+  const std::string value(4u << 20, 'x');
+  std::jthread writer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested())
+      EXPECT_TRUE(store->put("big", value, {}, soon()).ok());
+  });
+  const auto until = Deadline::in(20s);
+  pid_t child = -1;
+  bool caught = false;
+  while (!caught && !until.passed()) {
+    child = ::fork();
+    if (child == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (;;)
+        ::pause();
+    }
+    caught = has_open(child, dir.path() + "/.lock");
+    if (caught) break;
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  ASSERT_TRUE(caught) << "no child was forked while the lock was held";
+  writer.request_stop();
+  writer.join();
+  const auto put = store->put("k", "v", {}, Deadline::in(1s));
+  EXPECT_TRUE(put.ok()) << put.error().describe();
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 TEST(FileStore, AWriterKilledWithTheLockHeldBlocksNobody) {
