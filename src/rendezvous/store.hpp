@@ -89,8 +89,8 @@ struct Gathering {
   const char* noun = "ranks";  // what members are called in messages
 };
 
-// Every rank's bytes, by rank. Errors: kDeadline names the ranks that did not come; kIncompatible
-// when ranks disagree on the world's size; kInvalidArgument when a rank is taken already.
+// Every rank's bytes, by rank. Errors: kDeadline names the ranks that did not come, or the store;
+// kIncompatible when ranks disagree on the world's size; kInvalidArgument when a rank is taken.
 Result<std::vector<std::string>> all_gather(Store& store, const Gathering& gathering,
                                             std::string_view bytes, Deadline deadline);
 // Returns when every rank has called it.
