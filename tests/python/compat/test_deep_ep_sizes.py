@@ -39,6 +39,18 @@ def test_bytes_are_for_no_more_tokens_than_the_sms(world, hidden, num_sms):
     assert small < tokens, "few bytes are still for few tokens"
 
 
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("regions", [2, 3, 5])
+@pytest.mark.parametrize("hidden, row, promised", [
+    (7168, 7168, 4096), (7168, 14336, 8192), (2048, 2048, 4096), (300, 600, 8192)])
+def test_a_hint_is_for_the_tokens_that_it_promises(monkeypatch, world, regions, hidden, row, promised):
+    """Of rows in FP8 and in bf16: no call before the largest one says how large that will be."""
+    monkeypatch.setenv("CROSSDOCK_DEEP_EP_REGIONS", str(regions))
+    room = deep_ep.Config().get_nvl_buffer_size_hint(row, world)
+    tokens = Settings.read().least_tokens(shape(hidden - hidden % 8), world, room)
+    assert promised <= tokens < 1.2 * promised
+
+
 def test_more_tokens_than_the_sms_of_a_call_have_room_for_take_more_of_them():
     def one(group):
         buffer = deep_ep.Buffer(group)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ... import ep
 from ...errors import InvalidArgument
+from .settings import Settings
+from .world import Shape
 
 __all__ = ["Config", "tuned"]
 
@@ -29,11 +30,11 @@ class Config:
                                       "whole number")
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of a buffer for 4096 tokens a rank: outputs lie in it, unlike in rings of chunks."""
-        options = ep.Options(experts=num_ranks, top_k=min(num_ranks, 8), max_tokens=4096,
-                             hidden=max(hidden_bytes // 2 // 8 * 8, 8), cast=False, slots=1,
-                             fall_back=False)
-        return ep.sizes(options, num_ranks).window_bytes
+        """Bytes of a buffer for 4096 tokens a rank if ``hidden_bytes`` are of a row in FP8, for 8192 if they are
+        of one in bf16: what the experts make of a row is bf16. All that may arrive has its place there,
+        :class:`Settings` ``regions`` times, unlike in rings of chunks."""
+        shape = Shape(experts=256, top_k=32, hidden=-(-hidden_bytes // 8) * 8, wide_ids=True)
+        return Settings.read().room(shape, num_ranks, 4096)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """0: all ranks are in one NVLink domain."""

@@ -55,10 +55,18 @@ class Settings:
         bytes, and as the SMs of a dispatch are enough for."""
         if self.max_tokens:
             return self.max_tokens
+        tokens = room * 1024 // self._bytes_of_1024(shape, world)
+        most = min(TOKENS_OF_AN_SM * self.sms(world)[0], _MOST_CHOICES // (world * shape.top_k))
+        return min(tokens, most // 32 * 32)
+
+    def room(self, shape: Shape, world: int, tokens: int) -> int:
+        """Bytes that are for so many tokens of a rank: the other way round."""
+        return -(-self._bytes_of_1024(shape, world) * tokens // 1024)
+
+    def _bytes_of_1024(self, shape: Shape, world: int) -> int:
+        """Of 1024 tokens a rank: places for all that may arrive, and one input of the experts' rows."""
         options = ep.Options(experts=shape.experts, top_k=shape.top_k, max_tokens=1024,
                              hidden=shape.hidden, row_bytes=shape.row_bytes,
                              scale_bytes=shape.scale_bytes, slots=1, fall_back=False, cast=shape.cast)
         sizes = ep.sizes(options, world)
-        tokens = room * 1024 // (self.regions * sizes.rows_bytes + sizes.input_bytes)
-        most = min(TOKENS_OF_AN_SM * self.sms(world)[0], _MOST_CHOICES // (world * shape.top_k))
-        return min(tokens, most // 32 * 32)
+        return self.regions * sizes.rows_bytes + sizes.input_bytes
