@@ -248,3 +248,26 @@ def test_the_dispatcher_for_few_tokens(kit, powers):
         buffer.destroy()
 
     Threads(WORLD, backend="twin", timeout=120).run(one)
+
+
+@each_kit
+def test_the_dispatcher_for_few_tokens_recovers(kit):
+    """It looks who is left out after each step, and cleans all buffers and masks before a rank comes back."""
+    def one(group):
+        rank, padded = group.rank(), 2048
+        buffer = Buffer(group=group, num_nvl_bytes=1 << 20, num_rdma_bytes=1 << 20, low_latency_mode=True,
+                        num_qps_per_rank=LOCAL, explicitly_destroy=True, enable_shrink=True)
+        few = LowLatency(buffer, kit, padded, padded, False)
+        mask = kit.array(np.full(WORLD, 7, np.int32))
+        for number in range(2):
+            few.step(rank, [tokens_of((MOST, 5), padded, padded, 10 * number + b) for b in range(2)])
+            buffer.low_latency_query_mask_buffer(mask)
+            assert kit.codes(mask).tolist() == [0] * WORLD
+            everything = buffer.get_local_buffer_tensor(dtype=kit.array(np.zeros(1, np.int8)).dtype,
+                                                        use_rdma_buffer=True)
+            everything[...] = 0
+            assert kit.codes(everything).dtype == np.int8
+            buffer.low_latency_clean_mask_buffer()
+        buffer.destroy()
+
+    Threads(WORLD, backend="twin", timeout=120).run(one)

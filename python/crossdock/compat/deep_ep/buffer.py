@@ -103,10 +103,13 @@ class Buffer:
     def get_local_buffer_tensor(self, dtype: Any, size: Optional[Any] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> Array:
         """The memory where rows arrive, as ``dtype`` from byte ``offset`` on. There is some after the
-        first dispatch. ``use_rdma_buffer`` raises Unsupported: rows of low-latency calls lie in slots."""
+        first dispatch. ``use_rdma_buffer``: an array without elements, for callers that clean all of it, and
+        Unsupported with a ``size``: rows of low-latency calls lie in slots, and rely on no zeros."""
         if use_rdma_buffer:
-            raise Unsupported("deep_ep: rows of low-latency calls arrive in slots of the library: take what "
-                              "the call returns")
+            if size is not None:
+                raise Unsupported("deep_ep: rows of low-latency calls arrive in slots of the library: take what "
+                                  "the call returns")
+            return _nothing_of(dtype, self.get_local_device_id())
         worlds = self._normal.worlds
         if not worlds:
             raise InvalidArgument("deep_ep: the buffer has no memory before its first dispatch, which "
@@ -291,3 +294,12 @@ def _own(handle: Any) -> NormalHandle:
         raise InvalidArgument(f"deep_ep: handle is a {type(handle).__name__}: give what dispatch() of "
                               "this package returned")
     return handle
+
+
+def _nothing_of(dtype: Any, device: int) -> Array:
+    """An array of the framework that ``dtype`` is of, without elements."""
+    if type(dtype).__module__ == "torch":
+        import torch
+        return torch.empty(0, dtype=dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    import numpy
+    return numpy.empty(0, dtype)
