@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from crossdock import DeadlineExceeded
+from crossdock import Busy, DeadlineExceeded
 from crossdock.compat.deep_ep import Buffer, ElasticBuffer, Threads
 from crossdock.compat.deep_ep.elastic_extras import Extras
 from crossdock.compat.deep_ep.events import EventHandle
@@ -16,6 +16,7 @@ from crossdock.compat.deep_ep.lane import Call, Lane
 from crossdock.compat.deep_ep.low_latency import Format, LowLatency, _once
 from crossdock.compat.deep_ep.normal import How, Normal
 from crossdock.compat.deep_ep.settings import Settings
+from crossdock.compat.deep_ep.world import Region, World
 
 
 class Stream:
@@ -280,6 +281,67 @@ def test_memory_goes_when_the_streams_of_calls_are_done(cuda, kind, parts, late,
     buffer.destroy()
     waited = [("another", 7), ("comm", 7)] if ordinary else [("comm", 7)]
     assert done == [*(waited[:1] if late else waited), *parts]
+
+
+class Places:
+    """Regions as a world has them, whose users a test names."""
+
+    def __init__(self, count):
+        self.world = object.__new__(World)
+        self.world.rank, self.world._calls = types.SimpleNamespace(twin=True), 0
+        self.world.regions = [Region(number) for number in range(count)]
+
+    def take(self):
+        """The region, whether its arrays may be given out, and what gives them back."""
+        self.world.notice()
+        region, lend = self.world.take()
+        region.user = types.SimpleNamespace(closed=False, arrays=int(lend))
+        return region, lend, lambda: setattr(region.user, "arrays", 0)
+
+
+def test_what_a_capture_has_got_is_never_given_to_others(cuda):
+    places = Places(3)
+    eager, lend, _ = places.take()
+    assert lend
+    with cuda.graph():
+        first, lend, drop = places.take()
+        assert lend and first is not eager
+        drop()
+        assert places.take()[0] is first, "a capture uses its place again"
+    first.user.arrays = 0
+    with cuda.graph():
+        assert places.take()[0] is first, "replays come one after the other"
+        first.user.arrays = 0
+    for _ in range(4):
+        other, lend, drop = places.take()
+        assert other not in (first, eager) and not lend, "the last one is for copies"
+        drop()
+
+
+def test_a_place_that_a_capture_copies_from_is_for_copies_ever_after(cuda):
+    places = Places(2)
+    eager, lend, drop = places.take()
+    assert lend
+    with cuda.graph():
+        last, lend, _ = places.take()
+        assert not lend
+    places.world.notice()  # it is free for longer than the other one
+    drop()
+    for _ in range(2):
+        region, lend, drop = places.take()
+        assert region is eager and lend
+        assert places.take()[:2] == (last, False)
+        drop()
+
+
+def test_a_capture_that_needs_all_places_says_so(cuda):
+    places = Places(2)
+    with cuda.graph():
+        places.take()
+        last = places.take()[0]
+        last.user.arrays = 1
+        with pytest.raises(Busy, match="all 2 places .* 1 of them for graphs"):
+            places.take()
 
 
 def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):

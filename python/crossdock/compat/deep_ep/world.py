@@ -7,7 +7,9 @@ what the experts made of them is read by peers in one block behind those:
     | region 0 | region 1 | ... | expert outputs |
 
 A handle therefore keeps the routing only. A region is free again when no array of it is left, and when
-the caller's stream has passed the point where that was noticed.
+the caller's stream has passed the point where that was noticed. What a graph writes when it is replayed is not
+seen here, so regions whose arrays a capture has got are for captures from then on: those share them, as
+replays come one after the other, and what other calls return is never written by a replay.
 """
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -52,6 +54,8 @@ class Region:
     user: Optional[ep.Handle] = None  #: whose arrays lie here; None: free
     fence: Optional[EventHandle] = None  #: the caller's stream when they were seen to be gone
     freed: int = 0  #: when that was, in calls
+    captured: bool = False  #: a capture has given out its arrays: for captures alone
+    passing: bool = False  #: a capture copies from it: for copies alone, which replays may write between
 
 
 class World:
@@ -106,15 +110,30 @@ class World:
     def take(self) -> tuple[Region, bool]:
         """A region for a dispatch on the current stream, and whether its arrays may be given out: the
         last free one is kept for those that are copied. One whose last user is most likely over."""
+        captured = capturing()
         free = sorted((region for region in self.regions if region.user is None),
-                      key=lambda region: region.freed)
+                      key=lambda region: (region.passing, region.freed))
+        if captured:
+            for region in free:
+                if region.captured:
+                    region.fence = None
+                    return region, True
+        free = [region for region in free if not region.captured]
         if not free:
-            raise Busy(f"deep_ep: all {len(self.regions)} places for rows are in use")
+            raise Busy(f"deep_ep: all {len(self.regions)} places for rows are in use"
+                       f"{self._by_captures()}: CROSSDOCK_DEEP_EP_REGIONS makes more")
         region = free[0]
-        if region.fence is not None and not capturing():
+        if region.fence is not None and not captured:
             region.fence.current_stream_wait()
         region.fence = None
-        return region, len(free) > 1
+        lend = len(free) > 1 and not region.passing
+        if captured:
+            region.captured, region.passing = lend, not lend
+        return region, lend
+
+    def _by_captures(self) -> str:
+        count = sum(region.captured for region in self.regions)
+        return f", {count} of them for graphs that have been captured" if count else ""
 
     def dispatch(self, region: Region, rows: Any, ids: Any, weights: Any, *, scales: Any = None,
                  cast: bool = False, scales_by_column: bool = False,
