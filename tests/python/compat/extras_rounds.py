@@ -19,13 +19,14 @@ def gathers(group, kit):
     for turn in range(2):
         with buffer.agrs_new_session():
             one, wait = buffer.all_gather(kit.array(values([turn, rank], shapes[0])))
-            several, wait_all = buffer.all_gather([kit.array(values([turn, rank, i], shape))
+            *several, wait_all = buffer.all_gather([kit.array(values([turn, rank, i], shape))
                                                    for i, shape in enumerate(shapes)])
             inplace = buffer.agrs_get_inplace_tensor(shapes, dtype)
             for i, tensor in enumerate(inplace):
                 assert tuple(tensor.shape) == shapes[i]
                 tensor[...] = kit.array(values([turn, rank, 7, i], shapes[i]))
-            placed, wait_placed = buffer.all_gather(inplace)
+            assert isinstance(inplace, tuple)
+            *placed, wait_placed = buffer.all_gather(inplace)
             for each in (wait, wait_all, wait_placed):
                 each()
             everything = [(one, [], shapes[0])]

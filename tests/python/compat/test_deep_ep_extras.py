@@ -55,18 +55,22 @@ def test_names_and_sizes():
         item = np.dtype(np.float32)
         assert size(group, (3, 5), item) == size(group, [(3, 5)], item) == 128
         assert size(group, [(3, 5), (64,)], item) == 128 + 256
-        for more in ({"max_session_bytes": 256, "max_gathers": 1},
-                     {"num_max_session_bytes": 256, "num_max_gathers": 1}):
-            buffer.agrs_set_config(**more)
-            with buffer.agrs_new_session():
-                x = np.full(4, group.rank(), np.float32)
-                out, wait = buffer.all_gather(x)
-                wait()
+        with buffer.agrs_new_session(enabled=False):
+            refused(lambda: buffer.all_gather(np.zeros(4, np.float32)), "there is no session")
+        for more in ({"num_max_session_bytes": 0, "num_max_all_gathers_per_session": 1},
+                     {"num_max_session_bytes": 256, "num_max_all_gathers_per_session": 0}):
+            refused(lambda: buffer.agrs_set_config(**more), "= 0 must be at least 1")
+        buffer.agrs_set_config(num_max_session_bytes=256, num_max_all_gathers_per_session=2)
+        with buffer.agrs_new_session(enabled=True):
+            x = np.full(4, group.rank(), np.float32)
+            one, wait = buffer.all_gather([x])
+            wait()
+            same, wait = buffer.all_gather(t=x)
+            wait()
+            for out in (one, same):
                 np.testing.assert_array_equal(out[:, 0], [0, 1])
-                refused(lambda: buffer.all_gather(x), "at most gathers = 1")
-        for both in ({"max_session_bytes": 256, "num_max_session_bytes": 256},
-                     {"max_session_bytes": 256, "max_gathers": 8, "num_max_gathers": 1}):
-            refused(lambda: buffer.agrs_set_config(**both), "names of one number")
+            refused(lambda: buffer.all_gather(x), "at most gathers = 2")
+            refused(lambda: buffer.all_gather([]), "there is no tensor")
         buffer.destroy()
 
     deep_ep.Threads(2, backend="twin", timeout=60).run(one)

@@ -227,16 +227,9 @@ class ElasticBuffer:
 
     # ---- gathers -----------------------------------------------------------------------------------
 
-    def agrs_set_config(self, max_session_bytes: int = 0, max_gathers: Optional[int] = None, *,
-                        num_max_session_bytes: int = 0, num_max_gathers: int = 0) -> None:
-        """Before the first session; collective. At most 32 gathers a session. The last two are other names
-        of the first two: one name of each is given."""
-        if num_max_session_bytes and max_session_bytes or num_max_gathers and max_gathers is not None:
-            raise InvalidArgument("deep_ep agrs_set_config: max_session_bytes and num_max_session_bytes are "
-                                  "names of one number, and so are max_gathers and num_max_gathers: give one "
-                                  "of each")
-        self._extras.agrs_set_config(num_max_session_bytes or max_session_bytes,
-                                     num_max_gathers or (8 if max_gathers is None else max_gathers))
+    def agrs_set_config(self, num_max_session_bytes: int, num_max_all_gathers_per_session: int) -> None:
+        """Before the first session; collective. At most 32 gathers a session."""
+        self._extras.agrs_set_config(num_max_session_bytes, num_max_all_gathers_per_session)
 
     def create_agrs_session(self) -> None:
         """Begins a session on the communication stream: inputs stay until it ends. Collective."""
@@ -245,21 +238,24 @@ class ElasticBuffer:
     def destroy_agrs_session(self) -> None:
         self._extras.destroy_session()
 
-    def agrs_new_session(self) -> contextlib.AbstractContextManager[None]:
-        """``with buffer.agrs_new_session():`` begins a session and ends it."""
-        return self._extras.new_session()
+    def agrs_new_session(self, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
+        """``with buffer.agrs_new_session():`` begins a session and ends it; nothing if not ``enabled``."""
+        return self._extras.new_session() if enabled else contextlib.nullcontext()
 
     def agrs_get_inplace_tensor(self, shapes: Any, dtype: Any) -> Any:
-        """Tensors in memory that peers read, one for each shape (or one, for one shape): gathering what
-        was written there copies nothing first. Write on the stream that is current now, or after it."""
+        """Tensors in memory that peers read, a tuple of one for each shape (or one, for one shape):
+        gathering what was written there copies nothing first. Write on the stream that is current now, or
+        after it."""
         one = _is_one(shapes)
         made = self._extras.inplace_tensors([shapes] if one else shapes, dtype)
-        return made[0] if one else made
+        return made[0] if one else tuple(made)
 
-    def all_gather(self, x: Any) -> Tuple[Any, Callable[[], None]]:
+    def all_gather(self, t: Any) -> Tuple[Any, ...]:
         """[ranks, ...] of a tensor, or of each of a list, each of a multiple of 16 bytes, new arrays; and
-        what makes the current stream wait for them. By copy engines: no SM."""
-        return self._extras.all_gather(x)
+        behind them what makes the current stream wait for them. By copy engines: no SM."""
+        several = isinstance(t, (list, tuple))
+        gathered, wait = self._extras.all_gather(t if several else [t])
+        return (*gathered, wait)
 
     # ---- tensors to the next rank ------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from ... import coll
 from ...errors import InvalidArgument
@@ -69,6 +69,10 @@ class Extras:
     # ---- gathers -----------------------------------------------------------------------------------
 
     def agrs_set_config(self, max_session_bytes: int, max_gathers: int) -> None:
+        for name, value in (("num_max_session_bytes", max_session_bytes),
+                            ("num_max_all_gathers_per_session", max_gathers)):
+            if value < 1:
+                raise InvalidArgument(f"deep_ep agrs_set_config: {name} = {value} must be at least 1")
         self._gathers = self._make(self._gathers, coll.Options(
             session_bytes=max_session_bytes, gathers=max_gathers, wait=self._settings.wait))
 
@@ -118,11 +122,11 @@ class Extras:
             out.append(tensor)
         return out
 
-    def all_gather(self, tensors: Union[Array, Sequence[Array]]
-                   ) -> Tuple[Union[Array, list[Array]], Callable[[], None]]:
+    def all_gather(self, given: Sequence[Array]) -> Tuple[list[Array], Callable[[], None]]:
         """[ranks, ...] of each, and what makes the current stream wait for them."""
         session = self._open_session()
-        given: list[Any] = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        if not given:
+            raise InvalidArgument("deep_ep all_gather: there is no tensor: give at least one")
         frame = frame_of(given[0], "the tensor")
         out = [frame.empty((self._rank.size(), *each.shape), each.dtype, each) for each in given]
         with self._lane.call(None, True) as call:
@@ -136,7 +140,7 @@ class Extras:
                 call.keep(frame, source, result)
         assert self._gathers is not None
         self._run(self._gathers)
-        return (out if isinstance(tensors, (list, tuple)) else out[0]), call.event.current_stream_wait
+        return out, call.event.current_stream_wait
 
     # ---- pipeline ----------------------------------------------------------------------------------
 
