@@ -61,13 +61,20 @@ def table(group, kit):
         scales = values([turn, 99], (size * entries, 2))
         buffer.engram_write(kit.bf16(parts[rank]), kit.array(scales) if turn else None)
         numbers = np.random.default_rng([turn, rank]).integers(0, size * entries, (5, 3)).astype(np.int32)
-        first = buffer.engram_fetch(kit.array(numbers), use_tma_aligned_col_major_sf=bool(turn))
-        second = buffer.engram_fetch(kit.array(numbers[:1]))
-        for hook, wanted in ((first, numbers), (second, numbers[:1])):
-            got = hook()
-            rows = got[0] if turn else got
-            assert kit.is_bf16(rows) and tuple(rows.shape) == (*wanted.shape, hidden)
-            np.testing.assert_array_equal(kit.codes(rows), np.concatenate(parts)[wanted])
-            if turn:
-                np.testing.assert_array_equal(kit.codes(got[1]), scales[wanted.reshape(-1)])
+        whole = np.concatenate(parts)
+        for wanted, by_column in ((numbers, bool(turn)), (numbers[:2], False), (numbers[:0], False)):
+            rows, got = buffer.engram_fetch(kit.array(wanted), use_tma_aligned_col_major_sf=by_column)()
+            assert kit.is_bf16(rows)
+            np.testing.assert_array_equal(kit.codes(rows), whole[wanted].reshape(len(wanted), 3 * hidden))
+            if not turn:
+                assert got is None
+                continue
+            np.testing.assert_array_equal(kit.codes(got), scales[wanted].reshape(len(wanted), 6))
+            strides = got.stride() if hasattr(got, "stride") else tuple(s // 4 for s in got.strides)
+            assert not len(wanted) or strides == ((1, 8) if by_column else (6, 1))
+        got = buffer.engram_fetch(kit.array(numbers[0]))()
+        rows = got[0] if turn else got
+        np.testing.assert_array_equal(kit.codes(rows), whole[numbers[0]])
+        if turn:
+            np.testing.assert_array_equal(kit.codes(got[1]), scales[numbers[0]])
     buffer.destroy()

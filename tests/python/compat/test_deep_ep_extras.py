@@ -55,6 +55,8 @@ def test_names_and_sizes():
         item = np.dtype(np.float32)
         assert size(group, (3, 5), item) == size(group, [(3, 5)], item) == 128
         assert size(group, [(3, 5), (64,)], item) == 128 + 256
+        table = deep_ep.ElasticBuffer.get_engram_storage_size_hint
+        assert table(100, 512, 64) == (100 * 512 * 2, 0) and table(100, 512, 64, dtype=item) == (100 * 512 * 4, 0)
         with buffer.agrs_new_session(enabled=False):
             refused(lambda: buffer.all_gather(np.zeros(4, np.float32)), "there is no session")
         for more in ({"num_max_session_bytes": 0, "num_max_all_gathers_per_session": 1},

@@ -116,9 +116,10 @@ class ElasticBuffer:
 
     @staticmethod
     def get_engram_storage_size_hint(num_entries: int, hidden: int, num_max_tokens_per_rank: int,
-                                     dtype: Any) -> int:
-        """Bytes of a rank's ``num_entries`` rows of a table; fetched rows are the caller's."""
-        return num_entries * hidden * int(dtype.itemsize)
+                                     dtype: Any = None) -> Tuple[int, int]:
+        """Bytes of a rank's ``num_entries`` rows of a table, by default of bf16, and 0, those of the host:
+        tables are in memory of the GPUs, and fetched rows are the caller's."""
+        return num_entries * hidden * (2 if dtype is None else int(dtype.itemsize)), 0
 
     @staticmethod
     def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
@@ -281,9 +282,10 @@ class ElasticBuffer:
 
     def engram_fetch(self, indices: Array, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False
                      ) -> Callable[[], Any]:
-        """Rows of any rank by their numbers, int32 of any shape, pulled over NVLink beside the current
-        stream. Returns what makes the current stream wait and gives [*indices.shape, hidden]; with
-        scales a tuple of that and of the scales, [number of indices, n]."""
+        """Rows of any rank by their numbers, int32, pulled over NVLink beside the current stream. Returns
+        what makes the current stream wait and gives, for [tokens, n] numbers, [tokens, n * hidden] and the
+        scales [tokens, n * packs] or None; for [m] numbers [m, hidden], and only with scales a tuple of
+        that and of them, [m, packs]. ``use_tma_aligned_col_major_sf``: scales by column."""
         return self._extras.engram_fetch(indices, use_tma_aligned_col_major_sf)
 
 

@@ -20,7 +20,7 @@ from .world import Shape, World
 Array = Any
 Rows = Union[Array, Tuple[Array, Array]]
 
-__all__ = ["ElasticCalls", "Wanted"]
+__all__ = ["ElasticCalls", "Wanted", "by_columns"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,7 @@ class ElasticCalls:
         if weights is not None:
             weights = weights[:n] if lend else frame.clone(weights[:n])
         if scales is not None and wanted.by_column:
-            scales = _columns(frame, scales[:n])
+            scales = by_columns(frame, scales[:n])
         elif scales is not None:
             scales = scales[:n] if lend else frame.clone(scales[:n])
         return Outputs(rows, scales, frame.cast(made.received_ids, dtype), weights)
@@ -274,7 +274,7 @@ def _wait_also(event: Event) -> None:
         before.current_stream_wait()
 
 
-def _columns(frame: Frame, scales: Array) -> Array:
+def by_columns(frame: Frame, scales: Array) -> Array:
     """[rows, n] by column, each column on a multiple of 16 bytes and no farther apart than that."""
     rows, n = (int(size) for size in scales.shape)
     out = frame.empty((n, -(-rows // 4) * 4), scales.dtype, scales)

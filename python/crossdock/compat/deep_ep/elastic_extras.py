@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from ... import coll
 from ...errors import InvalidArgument
+from .elastic_calls import by_columns
 from .events import Mark
 from .frame import Frame, NumPyFrame, frame_of
 from .lane import Lane
@@ -188,6 +189,8 @@ class Extras:
         self._run(self._table)
 
     def engram_fetch(self, indices: Array, by_column: bool) -> Callable[[], Any]:
+        """Of [tokens, n] a token's entries lie side by side, and there is always a pair of them and of the
+        scales; of any other shape a row for each, alone where there are no scales."""
         if self._table is None:
             raise InvalidArgument("deep_ep: engram_write() comes before the first fetch")
         frame = frame_of(indices, "indices")
@@ -198,16 +201,20 @@ class Extras:
             rows = self._fetch(frame, numbers, count, values, dtype)
             call.keep(frame, numbers, rows)
         self._run(self._table)
+        several = len(shape) == 2
+        wanted = (shape[0], shape[1] * values) if several else (*shape, values)
         scales = None
         if self._scales is not None:
             scales = self._scales[frame.cast(numbers, frame.dtype("int64"))]
+            if several:
+                scales = scales.reshape((shape[0], shape[1] * int(self._scales.shape[1])))
             if by_column:
-                scales = frame.swap_last(frame.contiguous(frame.swap_last(scales)))
+                scales = by_columns(frame, scales)
 
         def hook() -> Any:
             call.event.current_stream_wait()
-            fetched = rows.reshape((*shape, values))
-            return fetched if scales is None else (fetched, scales)
+            fetched = rows.reshape(wanted)
+            return (fetched, scales) if several or scales is not None else fetched
         return hook
 
     def _fetch(self, frame: Frame, numbers: Array, count: int, values: int, dtype: Any) -> Array:
