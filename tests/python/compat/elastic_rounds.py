@@ -71,16 +71,19 @@ def check_scales_layout(case, scales, rows):
         assert strides[0] == 1 and strides[1] == -(-rows // 4) * 4
 
 
-def check_compact(kit, case, rank, sent, result):
+def check_compact(kit, case, rank, sent, result, weighted=True):
     recv_x, ids, weights, handle, _ = result
     got = want.received(rank, case.experts, sent)
     n, (planes, scales) = len(got.pairs), planes_of(case, sent)
     data, got_scales = recv_x if case.fp8 else (recv_x, None)
-    assert len(data) == len(ids) == len(weights) == (n if case.sync else worst_rows(case))
+    assert len(data) == len(ids) == (n if case.sync else worst_rows(case))
     np.testing.assert_array_equal(kit.codes(data[:n]), want.rows_of(planes, got.pairs))
     np.testing.assert_array_equal(kit.codes(ids)[:n], got.ids)
     assert (kit.codes(ids)[n:] == -1).all() and str(ids.dtype).endswith("int64")
-    np.testing.assert_array_equal(kit.codes(weights)[:n], got.weights)
+    assert (weights is not None) == weighted
+    if weighted:
+        assert len(weights) == len(data)
+        np.testing.assert_array_equal(kit.codes(weights)[:n], got.weights)
     if case.fp8:
         np.testing.assert_array_equal(kit.codes(got_scales[:n]), want.rows_of(scales, got.pairs))
         check_scales_layout(case, got_scales, len(data))
@@ -88,20 +91,22 @@ def check_compact(kit, case, rank, sent, result):
     np.testing.assert_array_equal(kit.codes(handle.psum_num_recv_tokens_per_expert), sums)
 
 
-def check_expanded(kit, case, rank, sent, result):
+def check_expanded(kit, case, rank, sent, result, weighted=True):
     recv_x, ids, weights, handle, _ = result
     lists = want.masked(rank, case.experts, sent)
     planes, scales = planes_of(case, sent)
     data, got_scales = recv_x if case.fp8 else (recv_x, None)
     starts = begins(case, lists)
-    assert ids is None and len(data) == len(weights) == (starts[-1] if case.sync else worst_rows(case))
-    codes, factors = kit.codes(data), kit.codes(weights)
+    assert ids is None and len(data) == (starts[-1] if case.sync else worst_rows(case))
+    assert (weights is not None) == weighted and (not weighted or len(weights) == len(data))
+    codes, factors = kit.codes(data), kit.codes(weights) if weighted else None
     for expert, chosen in enumerate(lists.rows):
         here = slice(starts[expert], starts[expert] + len(chosen))
         pairs = [pair[:2] for pair in chosen]
         np.testing.assert_array_equal(codes[here], want.rows_of(planes, pairs))
-        np.testing.assert_array_equal(factors[here], np.array([sent[s].weights[t, k] for s, t, k in chosen],
-                                                              np.float32))
+        if weighted:
+            np.testing.assert_array_equal(factors[here], np.array(
+                [sent[s].weights[t, k] for s, t, k in chosen], np.float32))
         assert not codes[here.stop:starts[expert + 1]].any()  # padding
         if case.fp8:
             np.testing.assert_array_equal(kit.codes(got_scales[here]), want.rows_of(scales, pairs))
@@ -240,10 +245,9 @@ def again_of_a_handle(buffer, kit, case, rank, sent, handle, check, how=dict):
     again[-1].current_stream_wait()
     check(kit, case, rank, mixed, again)
     check_combine(buffer, kit, case, again[3], mixed, 31, how=how)
-    # Weights are those of the first dispatch then.
     plain = [dataclasses.replace(of, rows=new.rows) for of, new in zip(sent, fresh)]
     again = buffer.dispatch(payload(kit, case, plain[rank]), handle=handle,
                             use_tma_aligned_col_major_sf=case.by_column, **how())
     again[-1].current_stream_wait()
-    check(kit, case, rank, plain, again)
+    check(kit, case, rank, plain, again, weighted=False)
     check_combine(buffer, kit, case, handle, plain, 32, how=how)

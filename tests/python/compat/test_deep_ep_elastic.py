@@ -130,6 +130,79 @@ def test_attributes():
     run(2, one)
 
 
+@each_kit
+@pytest.mark.parametrize("expand", [False, True])
+def test_rows_narrower_than_those_of_the_buffer(kit, expand):
+    """Models of different width, one buffer."""
+    class Narrow(Case):
+        def buffer(self, group):
+            return deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=self.most, hidden=512)
+
+    run(2, whole_round, kit, Narrow(expand=expand))
+
+
+@each_kit
+@pytest.mark.parametrize("expand", [False, True])
+def test_other_rows_go_the_ways_of_a_handle(kit, expand):
+    """Wider ones than those that made it, and with more scales."""
+    case = Case(expand=expand)
+
+    def one(group):
+        buffer, rank, sent = case.buffer(group), group.rank(), case.sent()
+        mine = sent[rank]
+        handle = buffer.dispatch(kit.bf16(mine.rows), kit.array(mine.ids), num_experts=case.experts,
+                                 expert_alignment=case.alignment, do_expand=expand)[3]
+        wide = [of.rows.astype(np.float32) for of in sent]
+        many = [np.arange(len(of.rows) * 64, dtype=np.float32).reshape(-1, 64) for of in sent]
+        got = buffer.dispatch(kit.array(wide[rank]), handle=handle)[0]
+        rows, scales = buffer.dispatch((kit.bf16(mine.rows), kit.array(many[rank])), handle=handle)[0]
+        lists = want.masked(rank, case.experts, sent)
+        parts = [(begins(case, lists)[e], [pair[:2] for pair in chosen]) for e, chosen in enumerate(
+            lists.rows)] if expand else [(0, want.received(rank, case.experts, sent).pairs)]
+        for begin, pairs in parts:
+            here = slice(begin, begin + len(pairs))
+            for arrived, planes in ((got, wide), (rows, [of.rows for of in sent]), (scales, many)):
+                np.testing.assert_array_equal(kit.codes(arrived)[here], want.rows_of(planes, pairs))
+        buffer.destroy()
+
+    run(2, one)
+
+
+@each_kit
+def test_ids_that_arrived_are_the_callers(kit):
+    """Also those of 32 bits, which a dispatcher counts from the first of all experts in place."""
+    case = Case()
+
+    def one(group):
+        buffer, mine = case.buffer(group), case.sent()[group.rank()]
+        _, ids, _, handle, _ = buffer.dispatch(kit.bf16(mine.rows), kit.array(mine.ids.astype(np.int32)),
+                                               num_experts=case.experts)
+        before = kit.codes(handle.recv_src_metadata).copy()
+        ids += 100
+        np.testing.assert_array_equal(kit.codes(handle.recv_src_metadata), before)
+        buffer.destroy()
+
+    run(2, one)
+
+
+@each_kit
+def test_ranks_agree_on_the_most_tokens_where_nobody_says_it(kit):
+    """Ranks have different numbers of tokens, and the numbers of all tokens are different still."""
+    counts = (1, 10)
+
+    def one(group):
+        buffer, rank = deep_ep.ElasticBuffer(group, 1 << 20), group.rank()
+        ids = np.tile(np.array([[0, 4]]), (counts[rank], 1))  # one expert of each rank
+        handle = buffer.dispatch(kit.bf16(np.zeros((counts[rank], 256), np.uint16)), kit.array(ids),
+                                 num_experts=8)[3]
+        buffer.destroy()
+        return handle.num_max_tokens_per_rank, kit.codes(handle.recv_src_metadata)[:, 0].tolist()
+
+    (most, numbers), other = run(2, one)
+    assert most >= 10 and (most, numbers) == other
+    assert numbers == [source * most + token for source in range(2) for token in range(counts[source])]
+
+
 def test_no_tokens_at_all():
     run(2, whole_round, NumPyKit(), Case(counts=(0,), expand=True))
 

@@ -244,7 +244,7 @@ def test_all_arrays_of_an_elastic_handle_are_kept(kept):
             handle = buffer.dispatch(np.zeros((4, 64), np.uint16), ids, weights, num_experts=2,
                                      async_with_compute_stream=True, do_expand=expand)[3]
             arrays = [value for value in vars(handle).values() if isinstance(value, np.ndarray)]
-            assert len(arrays) == (8 if expand else 7)
+            assert len(arrays) == (7 if expand else 6)
             for array in arrays:
                 assert any(one is array for one in kept)
         buffer.destroy()

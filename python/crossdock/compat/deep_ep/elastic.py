@@ -170,7 +170,8 @@ class ElasticBuffer:
 
         ``do_cpu_sync``, the default without a handle: outputs have as many rows as arrive. Else they have
         room for the most there can be, and only the handle's arrays tell how many there are. With
-        ``handle`` tokens go the ways of an earlier dispatch, and nothing is waited for.
+        ``handle`` tokens, of any type and with weights or without, go the ways of an earlier dispatch, and
+        nothing is waited for.
         ``cumulative_local_expert_recv_stats``: [experts of this rank] int32, added to.
         ``allocate_on_comm_stream`` has no effect: results are kept for both streams."""
         order = Order(previous_event, previous_event_before_epilogue, async_with_compute_stream)
@@ -196,7 +197,7 @@ class ElasticBuffer:
         if most and int(rows.shape[0]) > most:
             raise InvalidArgument(f"deep_ep dispatch: {rows.shape[0]} tokens are more than "
                                   f"num_max_tokens_per_rank = {most}")
-        wanted = Wanted(num_experts, most or int(rows.shape[0]), expert_alignment or 1, sync, do_expand,
+        wanted = Wanted(num_experts, most, expert_alignment or 1, sync, do_expand,
                         use_tma_aligned_col_major_sf, num_sms, do_handle_copy)
         return self._calls.dispatch(x, topk_idx, topk_weights, wanted, order,
                                     cumulative_local_expert_recv_stats, None)

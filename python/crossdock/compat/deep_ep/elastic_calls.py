@@ -28,7 +28,7 @@ class Wanted:
     """How a dispatch shall deliver."""
 
     experts: int
-    most: int  #: tokens of a rank
+    most: int  #: tokens of a rank; 0: what the ranks have agreed on
     alignment: int
     sync: bool
     expand: bool
@@ -97,15 +97,14 @@ class ElasticCalls:
         """``again``: of a dispatch with the same ids, whose numbers the host knows then."""
         rows, scales = split(x)
         frame = frame_of(rows, "x")
-        world = again.world if again else self.world(self._shape(frame, rows, scales, ids, wanted),
-                                                     max(int(rows.shape[0]), wanted.most))
-        if again:
-            world.notice()
+        # Not the group of ``again``: other rows may be wider, and its routing is not used.
+        world = self.world(self._shape(frame, rows, scales, ids, wanted),
+                           max(int(rows.shape[0]), wanted.most))
+        if not wanted.most:
+            wanted = dataclasses.replace(wanted, most=world.max_tokens)
         with self._lane.call(order.previous, order.asynchronous) as call:
             _wait_also(order.before_epilogue)
             region, lend = world.take()
-            if again and weights is None:
-                weights = again.sent_weights
             by_column = wanted.by_column and not wanted.expand and scales is not None
             factors = None if scales is None else frame.contiguous(scales)
             beside = self._beside(world, rows, weights, factors, wanted, again, int(ids.shape[1]))
@@ -116,7 +115,7 @@ class ElasticCalls:
             if wanted.expand:
                 grouped = world.group.grouped(handle) if beside else world.group.group_rows(handle)
             world.run()
-            made = self._handle(frame, world, handle, grouped, (ids, weights), wanted, again)
+            made = self._handle(frame, world, handle, grouped, ids, wanted, again)
             out = self._expanded(frame, world, handle, grouped, beside, made, wanted) if grouped else (
                 self._compact(frame, handle, made, wanted, lend, ids.dtype))
             if stats is not None:
@@ -125,10 +124,11 @@ class ElasticCalls:
                       *made.arrays)
         return out.x(), out.ids, out.weights, made, call.event
 
+    # What comes back is as wide as what is sent, but where several values lie in one integer.
     def _shape(self, frame: Frame, rows: Array, scales: Optional[Array], ids: Array,
                wanted: Wanted) -> Shape:
         width, item = int(rows.shape[1]), int(rows.dtype.itemsize)
-        hidden = self._hidden or width
+        hidden = width if item == 2 or not frame.integers(rows.dtype) else self._hidden or width
         scale_bytes = 0 if scales is None else int(scales.shape[1]) * int(scales.dtype.itemsize)
         return Shape(wanted.experts, int(ids.shape[1]), hidden,
                      wide_ids=ids.dtype == frame.dtype("int64"),
@@ -158,9 +158,7 @@ class ElasticCalls:
                                         scales_by_column=wanted.by_column, rank=world.rank.rank())
 
     def _handle(self, frame: Frame, world: World, handle: ep.Handle, grouped: Optional[ep.Grouped],
-                sent: Tuple[Array, Optional[Array]], wanted: Wanted,
-                again: Optional[EPHandle]) -> EPHandle:
-        ids, weights = sent
+                ids: Array, wanted: Wanted, again: Optional[EPHandle]) -> EPHandle:
         got, align, most = handle.received, wanted.alignment, wanted.most
         known = self._places(world, wanted, again, int(ids.shape[1]))
         counts, ends = frame.clone(got.expert_counts), frame.clone(got.source_ends)
@@ -188,8 +186,7 @@ class ElasticCalls:
         positions = None if grouped is None else frame.where(arrived >= 0, grouped.positions[:n], -1)
         return EPHandle(world, handle, positions, frame.clone(got.tokens[:n]), arrived, synced,
                         wanted.expand, wanted.experts, align, most, wanted.num_sms,
-                        frame.clone(ids) if wanted.copy_ids and again is None else ids,
-                        weights if weights is None else frame.clone(weights), n,
+                        frame.clone(ids) if wanted.copy_ids and again is None else ids, n,
                         places if wanted.expand else 0, per_expert, ends, psum, counts)
 
     def _compact(self, frame: Frame, handle: ep.Handle, made: EPHandle, wanted: Wanted, lend: bool,
@@ -204,7 +201,10 @@ class ElasticCalls:
             scales = by_columns(frame, scales[:n])
         elif scales is not None:
             scales = scales[:n] if lend else frame.clone(scales[:n])
-        return Outputs(rows, scales, frame.cast(made.received_ids, dtype), weights)
+        ids = frame.cast(made.received_ids, dtype)
+        if ids is made.received_ids:  # callers may write to theirs
+            ids = frame.clone(ids)
+        return Outputs(rows, scales, ids, weights)
 
     def _expanded(self, frame: Frame, world: World, handle: ep.Handle, grouped: ep.Grouped,
                   out: Optional[ep.Expanded], made: EPHandle, wanted: Wanted) -> Outputs:

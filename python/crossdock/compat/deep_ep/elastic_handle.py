@@ -34,7 +34,6 @@ class EPHandle:
     num_max_tokens_per_rank: int
     num_sms: int
     topk_idx: Array
-    sent_weights: Optional[Array]  #: of this rank's tokens
     num_recv_tokens: int  #: rows of a compact layout; without CPU sync the most there can be
     num_expanded_tokens: int  #: rows of recv_x when expanded, else 0
     num_recv_tokens_per_expert_list: list[int]  #: rounded up to the alignment; without CPU sync empty
@@ -51,7 +50,7 @@ class EPHandle:
     @property
     def arrays(self) -> Sequence[Optional[Array]]:
         """All that the dispatch has written for the handle, which callers read on their own streams."""
-        return (self.positions, self.received_tokens, self.received_ids, self.topk_idx, self.sent_weights,
+        return (self.positions, self.received_tokens, self.received_ids, self.topk_idx,
                 self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert,
                 self.num_unaligned_recv_tokens_per_expert)
 

@@ -21,6 +21,10 @@ class Frame:
     def dtype(self, name: str) -> Any:
         raise NotImplementedError
 
+    def integers(self, dtype: Any) -> bool:
+        """Whether it is a type of whole numbers."""
+        raise NotImplementedError
+
     def empty(self, shape: Tuple[int, ...], dtype: Any, like: Array) -> Array:
         raise NotImplementedError
 
@@ -77,6 +81,9 @@ class NumPyFrame(Frame):
     def dtype(self, name: str) -> Any:
         return self.np.dtype(name)
 
+    def integers(self, dtype: Any) -> bool:
+        return self.np.dtype(dtype).kind in "iu"
+
     def empty(self, shape: Tuple[int, ...], dtype: Any, like: Array) -> Array:
         return self.np.empty(shape, dtype)
 
@@ -113,6 +120,9 @@ class TorchFrame(Frame):
 
     def dtype(self, name: str) -> Any:
         return getattr(self.torch, name)
+
+    def integers(self, dtype: Any) -> bool:
+        return not (dtype.is_floating_point or dtype.is_complex)
 
     def empty(self, shape: Tuple[int, ...], dtype: Any, like: Array) -> Array:
         return self.torch.empty(shape, dtype=dtype, device=like.device)
