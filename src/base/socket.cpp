@@ -58,14 +58,19 @@ Result<> finish_connect(int fd, const SocketAddress& address, Deadline deadline,
   int error = 0;
   socklen_t size = sizeof error;
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-  if (error != 0) return address_error(error, "connect to", address);
-  return {};
+  if (error == 0) return {};
+  Error failure = address_error(error, "connect to", address);
+  // The kernel's patience is over, not the caller's.
+  if (error == ETIMEDOUT) failure.code = Code::kUnreachable;
+  return failure;
 }
 
 // Building the text makes system calls of its own, so errno is taken before.
 Error peer_errno_error(int error_number, const char* what, int fd) {
   Error error = errno_error(error_number, fmt::format("{} {}", what, peer_name(fd)));
   error.scope = Scope::kPeer;
+  // The other end has not answered for so long that the kernel gave it up: see bound_silence().
+  if (error_number == ETIMEDOUT) error.code = Code::kPeerLost;
   return error;
 }
 

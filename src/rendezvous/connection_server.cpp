@@ -69,6 +69,7 @@ void ConnectionServer::pause_accepting() {
 }
 
 void ConnectionServer::adopt(base::UniqueFd fd) {
+  base::bound_silence(fd.get(), limits_.silence);
   const int number = fd.get();
   auto connection = std::make_unique<Connection>();
   connection->fd = std::move(fd);

@@ -37,6 +37,9 @@ struct ServerLimits {
   std::size_t max_unsent_total_bytes = std::size_t{512} << 20;
   // To finish a request once begun, and to take a reply.
   std::chrono::milliseconds stall_timeout{10'000};
+  // After which a host that does not even answer the kernel is gone, with all its connections: one
+  // that waits sends nothing, so nothing else would tell.
+  std::chrono::milliseconds silence{30'000};
 };
 
 // The protocol of one connection.

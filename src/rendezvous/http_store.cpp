@@ -38,8 +38,8 @@ class HttpStore final : public Store {
       auto response = call({.method = "GET", .query = "?key=crossdock"}, deadline);
       if (response.ok() && response->status >= 500) return unexpected(*response, "GET");
       if (response.ok()) return {};
-      if (response.code() == Code::kDeadline && before) return *before;
-      if (!may_come_back(response.error()) || deadline.passed()) return std::move(response).error();
+      if (!may_come_back(response.error(), deadline))
+        return response.code() == Code::kDeadline && before ? *before : response.error();
       before = std::move(response).error();
       backoff.pause(deadline);
     }
@@ -99,8 +99,7 @@ class HttpStore final : public Store {
       auto entry = do_get(key, deadline);
       if (entry.ok() && entry->has_value()) return std::move(**entry);
       const bool absent = entry.ok() || entry.code() == Code::kDeadline;
-      if (!absent && (!may_come_back(entry.error()) || deadline.passed()))
-        return std::move(entry).error();
+      if (!absent && !may_come_back(entry.error(), deadline)) return std::move(entry).error();
       if (deadline.passed())
         return make_error(Code::kDeadline,
                           fmt::format("nobody put key {} into {} in time{}",

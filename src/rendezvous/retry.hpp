@@ -24,9 +24,12 @@ class Backoff {
   int longest_ms_;
 };
 
-// The server is not there now but may come back.
-inline bool may_come_back(const Error& error) {
-  return error.code == Code::kUnreachable || error.code == Code::kPeerLost;
+// The server is not there now but may come back before the deadline. A kDeadline with time left was
+// one of less: each address of a host has its share.
+inline bool may_come_back(const Error& error, Deadline deadline) {
+  const bool absent = error.code == Code::kUnreachable || error.code == Code::kPeerLost ||
+                      error.code == Code::kDeadline;
+  return absent && !deadline.passed();
 }
 
 }  // namespace crossdock::rendezvous

@@ -21,7 +21,8 @@ constexpr std::size_t kMaxIdle = 8;
 
 class TcpStore final : public Store {
  public:
-  explicit TcpStore(base::HostPort address) : address_(std::move(address)) {}
+  TcpStore(base::HostPort address, std::chrono::milliseconds silence)
+      : address_(std::move(address)), silence_(silence) {}
   std::string describe() const override { return "tcp://" + base::to_string(address_); }
 
   // Reaches the server and sees that it speaks the protocol.
@@ -31,8 +32,8 @@ class TcpStore final : public Store {
     for (;;) {
       auto reply = call({.op = wire::StoreOp::kGet, .key = "crossdock"}, deadline);
       if (reply.ok()) return {};
-      if (reply.code() == Code::kDeadline && before) return *before;
-      if (!may_come_back(reply.error()) || deadline.passed()) return std::move(reply).error();
+      if (!may_come_back(reply.error(), deadline))
+        return reply.code() == Code::kDeadline && before ? *before : reply.error();
       before = std::move(reply).error();
       backoff.pause(deadline);
     }
@@ -70,11 +71,12 @@ class TcpStore final : public Store {
     for (;;) {
       auto reply = call({.op = wire::StoreOp::kWait, .key = std::string(key)}, deadline);
       if (reply.ok()) return Entry{std::move(reply->value), reply->revision};
-      if (reply.code() == Code::kDeadline)
+      const bool again = may_come_back(reply.error(), deadline);
+      if (!again && reply.code() == Code::kDeadline)
         return make_error(Code::kDeadline, fmt::format("nobody put key {} into {} in time ({})",
                                                        wire::quote_bytes(wire::as_bytes(key), 80),
                                                        describe(), reply.error().message));
-      if (!may_come_back(reply.error()) || deadline.passed()) return std::move(reply).error();
+      if (!again) return std::move(reply).error();
       backoff.pause(deadline);
     }
   }
@@ -114,6 +116,8 @@ class TcpStore final : public Store {
     }
     Result<UniqueFd> fresh = base::connect_tcp(address_, deadline);
     if (!fresh.ok()) return named(std::move(fresh).error());
+    // Who only waits would never learn that the server's host is gone, or came back without it.
+    base::bound_silence(fresh->get(), silence_);
     return exchange(*fresh, frame, request.id, deadline);
   }
 
@@ -172,6 +176,7 @@ class TcpStore final : public Store {
   }
 
   base::HostPort address_;
+  std::chrono::milliseconds silence_;
   std::atomic<std::uint64_t> next_id_{0};
   std::mutex mutex_;  // guards idle_
   std::vector<UniqueFd> idle_;
@@ -179,13 +184,14 @@ class TcpStore final : public Store {
 
 }  // namespace
 
-Result<std::shared_ptr<Store>> open_tcp_store(std::string_view address, Deadline deadline) {
+Result<std::shared_ptr<Store>> open_tcp_store(std::string_view address, Deadline deadline,
+                                              std::chrono::milliseconds silence) {
   if (address.ends_with('/')) address.remove_suffix(1);
   CROSSDOCK_TRY(target, base::parse_host_port(address));
   if (target.port == 0)
     return invalid_argument(
         fmt::format("store URL tcp://{} needs a port, as in tcp://host:7000", address));
-  auto store = std::make_shared<TcpStore>(std::move(target));
+  auto store = std::make_shared<TcpStore>(std::move(target), silence);
   CROSSDOCK_CHECK_OK(store->probe(deadline));
   return std::shared_ptr<Store>(std::move(store));
 }

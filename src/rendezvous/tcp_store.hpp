@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string_view>
 
@@ -10,7 +11,10 @@
 
 namespace crossdock::rendezvous {
 
-// `address` is host:port. Tries until the deadline while nobody listens there.
-Result<std::shared_ptr<Store>> open_tcp_store(std::string_view address, Deadline deadline);
+// `address` is host:port. Tries until the deadline while nobody listens there. A connection whose
+// other end has not answered the kernel for `silence` (a second at least) is over.
+Result<std::shared_ptr<Store>> open_tcp_store(
+    std::string_view address, Deadline deadline,
+    std::chrono::milliseconds silence = std::chrono::seconds(30));
 
 }  // namespace crossdock::rendezvous
