@@ -138,6 +138,8 @@ def check_handle(kit, case, rank, sent, handle):
         rows = [places[source, token, k] if case.expand and k in lanes else -1 for k in range(case.top_k)]
         assert metadata[row].tolist() == [source * case.most + token, source * case.top_k + lanes[0], *rows]
     assert (metadata[n:] == -1).all()
+    slots = kit.codes(handle.dst_buffer_slot_idx)
+    assert slots.shape == sent[rank].ids.shape and slots.dtype == np.int32 and (slots == -1).all()
 
 
 def expert_rows(case, rank, sent, seed):
@@ -210,6 +212,10 @@ def whole_round(group, kit, case, how=dict):
         check_combine(buffer, kit, case, handle, sent, seed, weights=True, how=how)
         check_combine(buffer, kit, case, handle, sent, seed + 5, biases=2, how=how)
         again_of_a_handle(buffer, kit, case, rank, sent, handle, check, how)
+        n = len(want.received(rank, case.experts, sent).pairs)
+        whole = kit.codes(handle.recv_src_metadata)
+        handle.recv_src_metadata = handle.recv_src_metadata[:n]
+        np.testing.assert_array_equal(kit.codes(handle.recv_src_metadata), whole[:n])
         buffer.barrier(with_cpu_sync=seed == 0)
     buffer.destroy()
 

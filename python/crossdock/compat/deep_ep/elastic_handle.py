@@ -43,9 +43,15 @@ class EPHandle:
     psum_num_recv_tokens_per_expert: Array
     num_unaligned_recv_tokens_per_expert: Array  #: [experts of the rank] int32
 
-    dst_buffer_slot_idx: Optional[Array] = None
     token_metadata_at_forward: Optional[Array] = None
     channel_linked_list: Optional[Array] = None
+    _metadata: Optional[Array] = None  #: what a caller has assigned to recv_src_metadata
+
+    @property
+    def dst_buffer_slot_idx(self) -> Array:
+        """[tokens, top_k] int32, all -1: rows go straight to their place, and there are no slots."""
+        frame = frame_of(self.topk_idx, "ids")
+        return frame.full(tuple(int(n) for n in self.topk_idx.shape), -1, "int32", self.topk_idx)
 
     @property
     def arrays(self) -> Sequence[Optional[Array]]:
@@ -58,7 +64,9 @@ class EPHandle:
     def recv_src_metadata(self) -> Array:
         """[rows, top_k + 2] int32: the source's rank times the most tokens, plus the token; the source's
         rank times top_k, plus the first choice of an expert here; and for each choice the row of
-        recv_x when expanded, else -1. Rows that did not arrive: -1."""
+        recv_x when expanded, else -1. Rows that did not arrive: -1. Callers may assign a part of it."""
+        if self._metadata is not None:
+            return self._metadata
         frame = frame_of(self.received_ids, "ids")
         n, top_k = int(self.received_ids.shape[0]), int(self.received_ids.shape[1])
         ends = self.psum_num_recv_tokens_per_scaleup_rank
@@ -72,3 +80,7 @@ class EPHandle:
         if self.positions is not None:
             out[:, 2:] = self.positions
         return frame.where((row < ends[-1])[:, None], out, -1)
+
+    @recv_src_metadata.setter
+    def recv_src_metadata(self, value: Array) -> None:
+        self._metadata = value
