@@ -133,8 +133,9 @@ class Handle:
         return self._native.copied
 
     def rows(self, timeout: float = 10.0) -> int:
-        """How many rows arrive: known long before they are there. Waits for the rank's dispatch to
-        begin, without the GIL. Not for captured calls, whose launches come later."""
+        """How many rows arrive: known long before they are there, so that outputs of that size can be
+        made while they travel; with ``Options.mask_late`` when the dispatch has ended, since until then a
+        rank may be left out. Waits without the GIL. Not for captured calls, whose launches come later."""
         return self._native.rows(timeout)
 
     def expert_counts(self, timeout: float = 10.0) -> list[int]:

@@ -1,6 +1,7 @@
 """Buffer's low-latency calls, in the twin: what DeepEP's script for them checks, against a reference of our
 own."""
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import gc
 
 import numpy as np
@@ -140,6 +141,75 @@ def test_a_rank_that_does_not_come_is_left_out():
 @pytest.mark.parametrize("arrived", [False, True])
 def test_a_rank_that_is_late_for_the_weights_alone_is_left_out(arrived):
     run(3, late_for_weights, NumPyKit(), Case(world=3, experts=9, counts=(4, 5, 3)), arrived)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_letting_in_that_is_refused_leaves_all_as_it_was(clean):
+    """Of two formats, which have groups of their own, one has a dispatch that is not combined."""
+    kit, case = NumPyKit(), Case()
+    wide = dataclasses.replace(case, fp8=False)
+
+    def masks(buffer):
+        told = np.full(2, 7, np.int32)
+        buffer.low_latency_query_mask_buffer(told)
+        return told.tolist()
+
+    def one(group):
+        rank, sent = group.rank(), case.sent()
+        buffer = deep_ep.Buffer(group, enable_shrink=True)
+
+        def let_in():
+            if clean:
+                buffer.low_latency_clean_mask_buffer()
+            else:
+                buffer.low_latency_update_mask_buffer(1 - rank, False)
+
+        _, _, handle, _, hook = dispatch(buffer, kit, case, sent[rank])
+        check_combine(buffer, kit, case, handle, sent, 0)
+        _, _, handle, _, hook = dispatch(buffer, kit, wide, sent[rank], return_recv_hook=True)
+        buffer.low_latency_update_mask_buffer(1 - rank, True)
+        out = [rank, 1 - rank]
+        for _ in range(2):
+            refused(let_in, "before a rank is let in again")
+            assert masks(buffer) == out and buffer._low_latency._masked == {1 - rank}
+            hook()
+        *_, combine_hook = buffer.low_latency_combine(
+            kit.bf16(made_by(wide, rank, 0)), kit.array(sent[rank].ids), kit.array(sent[rank].weights), handle,
+            return_recv_hook=True)
+        refused(let_in, "before a rank is let in again")
+        combine_hook()
+        let_in()
+        assert masks(buffer) == [0, 0] and not buffer._low_latency._masked
+        for of in (case, wide):
+            handle = dispatch(buffer, kit, of, sent[rank])[2]
+            check_combine(buffer, kit, of, handle, sent, 0)
+        buffer.destroy()
+
+    run(2, one)
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_a_combine_imports_no_memory(monkeypatch, shrink):
+    """Where groups say who is left out is looked up once."""
+    kit, case, asked = NumPyKit(), Case(), []
+    mask_memory = crossdock.ep.Group.mask_memory
+
+    def noted(group, *arguments):
+        asked.append(group)
+        return mask_memory(group, *arguments)
+
+    monkeypatch.setattr(crossdock.ep.Group, "mask_memory", noted)
+
+    def one(group):
+        rank, sent = group.rank(), case.sent()
+        buffer = deep_ep.Buffer(group, enable_shrink=shrink)
+        for seed in range(3):
+            handle = dispatch(buffer, kit, case, sent[rank])[2]
+            check_combine(buffer, kit, case, handle, sent, seed)
+        buffer.destroy()
+
+    run(2, one)
+    assert len(asked) == (4 if shrink else 0)
 
 
 def test_masks_before_the_first_call_and_mistakes():

@@ -78,6 +78,8 @@ class FewWorld:
         weights = self.weight_options(options, shape)
         self._weights: ep.Group = rank.make(ep.Group, weights, self.timeout)
         self._columns = weights.row_bytes // 4
+        # Where each group says who is left out: it stays where it is.
+        self._mask_words = [group.mask_memory(rank.rank()) for group in self.groups] if shrink else []
         self._pending: dict[int, bool] = {}  # masks that the twin has not run yet
 
     @staticmethod
@@ -110,21 +112,21 @@ class FewWorld:
     def bring_weights(self, frame: Any, handle: ep.Handle, ids: Any, weights: Any) -> None:
         """The weights of this rank's tokens go the ways of the tokens and into the handle."""
         rows = frame.contiguous(frame.pad_columns(weights, self._columns, 0))
-        self._mask_in(self._weights, self.group)
+        self._mask_in(1, 0)
         sent = self._weights.dispatch(rows, frame.contiguous(ids), rank=self.rank.rank())
         self.rank.meet(self._weights, self.timeout)
-        self._mask_in(self.group, self._weights)
+        self._mask_in(0, 1)
         frame.copy(handle.received.weights, sent.received.rows[:, :self.shape.top_k])
         sent.close()
 
     # ---- ranks that are left out -------------------------------------------------------------------
 
-    def _mask_in(self, group: ep.Group, other: ep.Group) -> None:
+    def _mask_in(self, group: int, other: int) -> None:
         """Whom ``other`` goes on without, in the order of the stream: a rank that was late for the weights
         alone would get sums with weights that have not come."""
-        if self.options.masks:
-            mine = group.mask_memory(self.rank.rank())
-            mine |= other.mask_memory(self.rank.rank())
+        if self._mask_words:
+            mine = self._mask_words[group]
+            mine |= self._mask_words[other]
 
     def mask(self, peer: int, masked: bool) -> None:
         for group in self.groups:
@@ -146,5 +148,6 @@ class FewWorld:
             frame.copy(told, told | words)
 
     def close(self) -> None:
+        self._mask_words = []
         for group in self.groups:
             self.rank.leave(group)

@@ -36,6 +36,8 @@ class Pending:
     that even when its caller has dropped the handle and the hook."""
 
     receive: Callable[..., None]
+    sent: bool = False  #: and not received
+    combined: bool = False  #: at least once
 
 
 class LowLatencyHandle:
@@ -247,7 +249,8 @@ class LowLatency:
             raise InvalidArgument("deep_ep low_latency_combine: use_logfmt needs rows that may travel "
                                   f"compressed: {why_plain(world.options, world.rank.size())}")
         payload = "logfmt10" if logfmt else "bf16"
-        handle.pending.receive(early=True)  # of a combine before this one
+        pending = handle.pending
+        pending.receive(early=True)  # of a combine before this one
         count = waited is not None
         with self._lane.call(None, asynchronous) as call:
             clock = world.clock(frame, weights=count, combines=count and not hooked)
@@ -258,6 +261,7 @@ class LowLatency:
                 world.group.combine_send(handle.ep, payload=payload, packed=logfmt)
             else:
                 world.group.combine(handle.ep, out=made, payload=payload, packed=logfmt)
+            pending.sent, pending.combined = hooked, pending.combined or not hooked
             world.run()
             if waited is not None:
                 clock.add(waited)
@@ -267,14 +271,15 @@ class LowLatency:
             with self._lane.call() as later:
                 clock = world.clock(frame, combines=count)
                 world.group.combine_receive(handle.ep, out=made)
+                pending.sent, pending.combined = False, True
                 world.run()
                 if waited is not None:
                     clock.add(waited)
                 later.keep_all(frame, made, waited)
 
         if hooked:
-            handle.pending.receive = _once(receive)
-        return made, call.event, handle.pending.receive if hooked else _nothing
+            pending.receive = _once(receive)
+        return made, call.event, pending.receive if hooked else _nothing
 
     # ---- ranks that are left out -------------------------------------------------------------------
 
@@ -282,15 +287,32 @@ class LowLatency:
         if not 0 <= peer < self._rank.size() or peer == self._rank.rank():
             raise InvalidArgument(f"deep_ep: rank_to_mask = {peer} must be another of the "
                                   f"{self._rank.size()} ranks")
-        (self._masked.add if masked else self._masked.discard)(peer)
-        with self._lane.call():
-            for world in self._worlds.values():
-                world.mask(peer, masked)
+        self._mask([peer], masked)
 
     def clear_masks(self) -> None:
-        for peer in range(self._rank.size()):
-            if peer != self._rank.rank():
-                self.mask(peer, False)
+        self._mask([peer for peer in range(self._rank.size()) if peer != self._rank.rank()], False)
+
+    def _mask(self, peers: Sequence[int], masked: bool) -> None:
+        """In all groups, or in none where one of them would refuse it."""
+        if not masked:
+            self._need_nothing_open()
+        with self._lane.call():
+            for world in self._worlds.values():
+                for peer in peers:
+                    world.mask(peer, masked)
+        (self._masked.update if masked else self._masked.difference_update)(peers)
+
+    def _need_nothing_open(self) -> None:
+        """A handle does not know who was left out in the middle of its dispatch, so whoever comes back then
+        would be asked for rows that it has not got."""
+        for held in self._held.values():
+            for kept, pending in held:
+                if pending.sent:
+                    raise InvalidArgument("deep_ep: a combine waits for its hook: call it before a rank is "
+                                          "let in again")
+                if not pending.combined and kept() is not None:
+                    raise InvalidArgument("deep_ep: a low-latency dispatch has not been combined yet: combine "
+                                          "it, or drop its handle, before a rank is let in again")
 
     def tell_masks(self, told: Array) -> None:
         """1 for every rank that is left out, by the caller or because it did not come; 0 for the others."""
