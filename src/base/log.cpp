@@ -5,11 +5,16 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <climits>
 #include <fmt/format.h>
 #include <iterator>
 #include <mutex>
 #include <optional>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 #include <unordered_map>
@@ -74,16 +79,57 @@ LogLevel level_for(const std::vector<Rule>& rules, std::string_view component) {
   return best->level;
 }
 
-void write_to_stderr(const LogRecord& record) {
+bool is_file(int fd) {
+  struct stat info{};
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+// As much as `fd` takes without waiting for a reader; 0 when that is nothing.
+std::size_t write_now(int fd, std::string_view bytes) {
+  pollfd item{.fd = fd, .events = POLLOUT, .revents = 0};
+  if (::poll(&item, 1, 0) != 1 || (item.revents & POLLOUT) == 0) return 0;
+  if ((item.revents & POLLERR) != 0) return 0;  // no reader any more: a signal to the host
+  // So much a pipe takes in one piece, when poll() says that it takes something.
+  iovec piece{const_cast<char*>(bytes.data()), std::min<std::size_t>(bytes.size(), PIPE_BUF)};
+  // Another writer may have been faster. Not every kind of file knows the flag, a terminal does
+  // not; and for files on disk it also means not to wait for memory, which is not meant.
+  ssize_t n = ::pwritev2(fd, &piece, 1, -1, RWF_NOWAIT);
+  if (n < 0 && (errno != EAGAIN || is_file(fd))) n = ::writev(fd, &piece, 1);
+  return n > 0 ? static_cast<std::size_t>(n) : 0;
+}
+
+// Whole or in part; a line that is begun and not ended is better than none.
+bool write_line(const LogRecord& record) {
   const std::string line = format_log_line(record) + "\n";
   std::size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t n = ::write(STDERR_FILENO, line.data() + done, line.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // there is nowhere left to report it
-    done += static_cast<std::size_t>(n);
-  }
+  for (std::size_t n = 1; n != 0 && done < line.size(); done += n)
+    n = write_now(STDERR_FILENO, std::string_view(line).substr(done));
+  return done == line.size();
 }
+
+// Waits for nobody: threads that keep peers alive log too, and the host may read its stderr late.
+class StderrSink {
+ public:
+  void operator()(const LogRecord& record) const {
+    const std::uint64_t lost = lost_->exchange(0, std::memory_order_relaxed);
+    if (lost != 0 && !tell_lost(record, lost))
+      lost_->fetch_add(lost + 1, std::memory_order_relaxed);
+    else if (!write_line(record))
+      lost_->fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  static bool tell_lost(LogRecord record, std::uint64_t lost) {
+    const std::string text = fmt::format("{} lines are lost here: stderr was full", lost);
+    record.level = LogLevel::kWarn;
+    record.component = "crossdock";
+    record.message = text;
+    return write_line(record);
+  }
+
+  std::shared_ptr<std::atomic<std::uint64_t>> lost_ =
+      std::make_shared<std::atomic<std::uint64_t>>(0);
+};
 
 void append_escaped(std::string& out, std::string_view text) {
   for (const char c : text) {
@@ -127,7 +173,7 @@ Result<Logger> Logger::create(std::string_view spec, LogSink sink) {
   Logger logger;
   logger.core_ = std::make_shared<Core>();
   logger.core_->rules = std::move(rules);
-  logger.core_->sink = sink ? std::move(sink) : LogSink(&write_to_stderr);
+  logger.core_->sink = sink ? std::move(sink) : LogSink(StderrSink());
   return logger.component("crossdock");
 }
 

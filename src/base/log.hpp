@@ -39,7 +39,7 @@ class Logger {
   // Writes nothing.
   Logger() = default;
   // `spec`: a level, or levels by component with the longest matching prefix winning:
-  // "info,transport.tcp=debug,wire=off". Without a sink, lines go to stderr, each by one write().
+  // "info,transport.tcp=debug,wire=off". Without a sink, stderr gets what it takes at once.
   static Result<Logger> create(std::string_view spec, LogSink sink = {});
 
   // The same log under another component name.

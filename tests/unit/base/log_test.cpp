@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/log.hpp"
 
+#include <algorithm>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
+
+#include "base/fd.hpp"
+#include "support/temp_dir.hpp"
 
 namespace crossdock::base {
 namespace {
@@ -128,6 +135,72 @@ TEST(LogStderr, DefaultSinkWritesOneLine) {
   CROSSDOCK_LOG(log, kDebug, "not this");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               MatchesRegex("[0-9T:.-]+Z info crossdock \\[[0-9]+\\] hello 7\n"));
+}
+
+// stderr as a pipe, which nobody reads unless the test does.
+class PipedStderr {
+ public:
+  PipedStderr() : before_(::dup(STDERR_FILENO)) {
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    ::dup2(ends[1], STDERR_FILENO);
+    ::close(ends[1]);
+    out_.reset(ends[0]);
+  }
+  ~PipedStderr() { ::dup2(before_.get(), STDERR_FILENO); }
+  [[nodiscard]] std::string read() const {
+    std::string all;
+    char chunk[4096];
+    for (ssize_t n = 0; (n = ::read(out_.get(), chunk, sizeof chunk)) > 0;)
+      all.append(chunk, static_cast<std::size_t>(n));
+    return all;
+  }
+
+ private:
+  UniqueFd before_, out_;
+};
+
+// A host that reads the output of this process late, or only at its end.
+TEST(LogStderr, NobodyWaitsForTheReaderOfAFullPipe) {
+  ::alarm(30);  // ends the test where it waits
+  const PipedStderr piped;
+  const Logger log = *Logger::create("info");
+  const std::string text(1000, 'x');
+  for (int i = 0; i < 200; ++i)  // more than a pipe holds
+    CROSSDOCK_LOG(log, kInfo, "{}", text);
+  const std::string some = piped.read();
+  EXPECT_TRUE(some.ends_with(text + "\n")) << "whole lines";
+  CROSSDOCK_LOG(log, kInfo, "go on");
+  const auto lost = 200 - std::count(some.begin(), some.end(), '\n');
+  ASSERT_GT(lost, 0);
+  EXPECT_THAT(piped.read(),
+              MatchesRegex(fmt::format("[^ ]+ warn crossdock [^ ]+ {} lines are lost here: stderr "
+                                       "was full\n[^ ]+ info crossdock [^ ]+ go on\n",
+                                       lost)));
+  const std::string longer(60'000, 'y');
+  for (int i = 0; i < 4; ++i)
+    CROSSDOCK_LOG(log, kInfo, "{}", longer);
+  ::alarm(0);
+}
+
+TEST(LogStderr, FilesGetEveryLine) {
+  const support::TempDir dir;
+  const UniqueFd before(::dup(STDERR_FILENO));
+  const std::string path = dir.write("log", "");
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  ASSERT_TRUE(file);
+  ::dup2(file.get(), STDERR_FILENO);
+  const Logger log = *Logger::create("info");
+  const std::string text(10'000, 'x');
+  for (int i = 0; i < 500; ++i)
+    CROSSDOCK_LOG(log, kInfo, "{}", text);
+  ::dup2(before.get(), STDERR_FILENO);
+  std::ifstream lines(path);
+  int n = 0;
+  for (std::string line; std::getline(lines, line); ++n)
+    EXPECT_TRUE(line.ends_with(" " + text));
+  EXPECT_EQ(n, 500);
 }
 
 }  // namespace
