@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
@@ -65,9 +66,14 @@ bool is_rubbish(const Error& why) {
 }  // namespace
 
 CacheLock::~CacheLock() {
+  release();
+}
+
+void CacheLock::release() {
   // Removed while held: who waits on this file finds that it is not current any more and tries
   // anew.
   if (fd_) ::unlink(path_.c_str());
+  fd_.reset();
 }
 
 Cache::Cache(CacheOptions options, base::Logger log)
@@ -138,8 +144,16 @@ std::optional<Binary> Cache::load_any(const KernelSpec& spec, const Key& source)
   return std::nullopt;
 }
 
+// By chance: containers that share a folder have the same process numbers, and who was killed has
+// left its file.
+fs::path Cache::temporary_path() const {
+  std::uint64_t number = 0;
+  static_cast<void>(!::getrandom(&number, sizeof number, 0));
+  return folder_ / fmt::format(".tmp-{}-{:016x}", ::getpid(), number);
+}
+
 Result<void> Cache::write(const fs::path& target, const Binary& binary) {
-  const fs::path temporary = folder_ / fmt::format(".tmp-{}-{}", ::getpid(), next_temporary_++);
+  const fs::path temporary = temporary_path();
   const auto bytes = encode(binary);
   base::UniqueFd fd(
       ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644));
@@ -173,19 +187,27 @@ void Cache::store(const std::string& file_name, const Binary& binary) {
 }
 
 Result<CacheLock> Cache::lock(const std::string& file_name, Deadline deadline) {
-  if (!enabled()) return CacheLock{};
+  if (!enabled() || counters_.write_failures.load(std::memory_order_relaxed) > 0)
+    return CacheLock{};
   std::error_code problem;
   fs::create_directories(folder_, problem);
   const fs::path path = folder_ / ("." + file_name + ".lock");
+  bool waited = false;
   auto pause = std::chrono::milliseconds(1);
   for (;;) {
     base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
     if (!fd) return CacheLock{};
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
-      if (is_current(fd.get(), path)) return CacheLock(std::move(fd), path);
+      if (is_current(fd.get(), path)) {
+        CacheLock lock(std::move(fd), path);
+        lock.waited_ = waited;
+        return lock;
+      }
+      waited = true;
       continue;
     }
     if (errno != EWOULDBLOCK && errno != EINTR) return CacheLock{};
+    waited = true;
     if (deadline.passed())
       return make_error(
           Code::kDeadline,

@@ -36,10 +36,16 @@ class CacheLock {
   CacheLock(CacheLock&&) = default;
   CacheLock& operator=(CacheLock&&) = delete;
   ~CacheLock();
+  // Whether another had it meanwhile. If the kernel is not there now either, that one could not
+  // store it, and it is of no use that the next one waits.
+  [[nodiscard]] bool waited() const { return waited_; }
+  void release();
 
  private:
+  friend class Cache;
   base::UniqueFd fd_;
   std::filesystem::path path_;
+  bool waited_ = false;
 };
 
 struct CacheEntry {
@@ -78,7 +84,8 @@ class Cache {
   void store(const std::string& file_name, const Binary& binary);
 
   // Waits for whoever compiles the same kernel. kDeadline names the lock. Where locks cannot be had
-  // (read-only folder) there is nothing to wait for, and the lock is empty.
+  // (read-only folder), and where this object could not store a kernel (full file system), there is
+  // nothing to wait for, and the lock is empty.
   Result<CacheLock> lock(const std::string& file_name, Deadline deadline);
 
   // Sorted by last use, oldest first. Empty when there is no folder.
@@ -100,6 +107,7 @@ class Cache {
 
  private:
   std::optional<Binary> take(const std::filesystem::path& path, const Key* key);
+  [[nodiscard]] std::filesystem::path temporary_path() const;
   Result<void> write(const std::filesystem::path& target, const Binary& binary);
   void warn_unusable(const Error& error);
 
@@ -107,7 +115,6 @@ class Cache {
   std::uint64_t max_bytes_;
   base::Logger log_;
   Counters counters_;
-  std::atomic<std::uint64_t> next_temporary_{0};
   std::atomic<bool> warned_{false};
 };
 

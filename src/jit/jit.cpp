@@ -6,6 +6,7 @@
 //     key from sources, configuration, architecture, compiler
 //     in the cache?         -> load
 //     lock the key; in the cache now (another process was first)? -> load
+//     not there though another has had the lock: unlock, it cannot be stored
 //     compile, store, unlock; load
 // SPDX-License-Identifier: Apache-2.0
 #include "jit/jit.hpp"
@@ -76,6 +77,8 @@ Result<Binary> Jit::find_or_compile(const KernelSpec& spec, Deadline deadline, b
   if (auto found = cache_.load(file, key)) return std::move(*found);
   CROSSDOCK_TRY(lock, cache_.lock(file, deadline));
   if (auto found = cache_.load(file, key)) return std::move(*found);
+  // Who had it could not store: one after the other, processes would wait for all before them.
+  if (lock.waited()) lock.release();
   CROSSDOCK_TRY(binary, compile(spec, source, with, deadline));
   compiled = true;
   cache_.store(file, binary);

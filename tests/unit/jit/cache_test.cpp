@@ -184,6 +184,36 @@ TEST_F(CacheFolder, WriteThatStopsHalfwayLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(folder_.path));
 }
 
+// Then the holder of a lock compiles for nobody else.
+TEST_F(CacheFolder, ACacheThatCannotStoreWaitsForNoLock) {
+  Cache other({.folder = folder_.path.string()});
+  const auto held = other.lock(file_, Deadline::in(1s));
+  ASSERT_TRUE(held.ok());
+  const auto codes = in_processes(1, [&](int) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{100, 100};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    Cache cache({.folder = folder_.path.string()});
+    if (cache.lock(file_, Deadline::in(20ms)).code() != Code::kDeadline) return 1;
+    cache.store(file_, binary_);
+    return cache.lock(file_, Deadline::in(20ms)).ok() ? 0 : 2;
+  });
+  EXPECT_EQ(codes[0], 0);
+}
+
+// Containers that share a folder have the same process numbers, and one that was killed leaves its
+// file; two caches of one process count alike.
+TEST_F(CacheFolder, OthersTemporaryFilesAreNotInTheWay) {
+  for (int i = 0; i < 4; ++i)
+    write_text(folder_.path / (".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(i)),
+               "of another");
+  Cache cache({.folder = folder_.path.string()}, log_.logger());
+  cache.store(file_, binary_);
+  EXPECT_EQ(cache.counters().write_failures, 0u);
+  EXPECT_TRUE(log_.lines.empty());
+  EXPECT_TRUE(cache.load(file_, binary_.key).has_value());
+}
+
 TEST_F(CacheFolder, FullFileSystem) {
   if (::mount("tmpfs", folder_.path.c_str(), "tmpfs", 0, "size=8k") != 0)
     GTEST_SKIP() << "cannot mount a small tmpfs here: " << ::strerror(errno);

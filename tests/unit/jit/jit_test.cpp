@@ -4,6 +4,9 @@
 #include "jit/jit.hpp"
 
 #include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <thread>
 
 #include "cuda/graph.hpp"
@@ -142,6 +145,38 @@ TEST_F(JitOnFake, EightProcessesCompileOnce) {
   });
   EXPECT_THAT(codes, ::testing::Each(0));
   EXPECT_EQ(compilations(), 8u);  // one a kernel, not one a process
+}
+
+// Lock files have no bytes, so they can be made where nothing can be stored. Who waited for such a
+// lock must not make the others wait for a second compilation, a third and so on.
+TEST_F(JitOnFake, ProcessesCompileSideBySideWhereTheFolderIsFull) {
+  void* const shared = ::mmap(nullptr, 2 * sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  auto* const compiling = new (shared) std::atomic<int>[2]{};
+  std::atomic<int>& most = compiling[1];
+  const auto codes = in_processes(4, [&](int) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{100, 100};
+    if (::setrlimit(RLIMIT_FSIZE, &small) != 0) return 9;
+    auto compiler = std::make_unique<FakeCompiler>(folder_.path / "tally");
+    compiler->during_compile = [&] {
+      const int now = ++compiling[0];
+      if (now > most) most = now;
+      // Long enough for the others to come; the first is alone, whatever it waits for.
+      for (const auto end = Deadline::in(1s); most < 2 && !end.passed();)
+        std::this_thread::yield();
+      --compiling[0];
+    };
+    JitOptions options;
+    options.cache.folder = (folder_.path / "cache").string();
+    Jit jit(std::move(options), std::move(compiler));
+    return jit.build(fill_spec(), Deadline::in(30s)).ok() ? 0 : 1;
+  });
+  EXPECT_THAT(codes, ::testing::Each(0));
+  EXPECT_EQ(compilations(), 4u);
+  EXPECT_GE(most, 2) << "they compiled one after the other";
+  ::munmap(shared, 2 * sizeof(std::atomic<int>));
 }
 
 TEST_F(JitOnFake, CorruptedCacheIsCompiledAnew) {
