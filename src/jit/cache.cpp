@@ -13,6 +13,8 @@
 #include <thread>
 #include <unistd.h>
 
+#include "jit/compiler.hpp"
+
 namespace crossdock::jit {
 namespace {
 
@@ -131,12 +133,13 @@ std::optional<Binary> Cache::load(const std::string& file_name, const Key& key) 
   return found;
 }
 
-std::optional<Binary> Cache::load_any(const KernelSpec& spec, const Key& source) {
+std::optional<Binary> Cache::load_any(const KernelSpec& spec, const Key& source, int newest_cuda) {
   const std::string prefix = source_prefix(spec, source);
   for (const auto& entry : entries()) {
     if (!entry.path.filename().string().starts_with(prefix)) continue;
     auto binary = take(entry.path, nullptr);
     if (!binary || binary->key != binary_key(source, binary->compiler)) continue;
+    if (!is_taken(cuda_major_of(binary->compiler), newest_cuda)) continue;
     counters_.hits.fetch_add(1, std::memory_order_relaxed);
     return binary;
   }

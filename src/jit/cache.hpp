@@ -77,8 +77,9 @@ class Cache {
   // The kernel of exactly this key, or nothing. A file that is damaged or belongs to another key is
   // removed, counted and reported as absent; one that cannot be read just now is left.
   std::optional<Binary> load(const std::string& file_name, const Key& key);
-  // For machines without a compiler: the kernel of these sources by whichever compiler.
-  std::optional<Binary> load_any(const KernelSpec& spec, const Key& source);
+  // For machines without a compiler: the kernel of these sources by whichever compiler that is not
+  // newer than the driver (CompilerOptions::newest_cuda).
+  std::optional<Binary> load_any(const KernelSpec& spec, const Key& source, int newest_cuda = 0);
 
   // Best effort; a failure warns once and is counted.
   void store(const std::string& file_name, const Binary& binary);

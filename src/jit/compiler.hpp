@@ -52,12 +52,22 @@ struct CompilerOptions {
   bool line_info = false;  // lines of the source in the machine code, for profilers and checkers
 };
 
+// kIncompatible from either: one was found that is newer than the driver.
 Result<std::unique_ptr<Compiler>> open_nvrtc(const CompilerOptions& options);
 Result<std::unique_ptr<Compiler>> open_nvcc(const CompilerOptions& options, Deadline deadline);
 // NVRTC, or else nvcc, or else kUnsupported with the remedies.
 Result<std::unique_ptr<Compiler>> open_compiler(const CompilerOptions& options, Deadline deadline);
 
 // --- shared by the compilers ---
+// Whether a driver (CompilerOptions::newest_cuda) takes what a compiler of this major version
+// makes.
+constexpr bool is_taken(int cuda_major, int newest_cuda) {
+  return newest_cuda == 0 || cuda_major <= newest_cuda / 1000;
+}
+// That of a compiler's id(); 0 where it has none.
+int cuda_major_of(std::string_view compiler_id);
+// kIncompatible: `found`, as in "NVRTC 13 at /usr/lib/libnvrtc.so.13", is not taken.
+Error too_new(std::string_view found, int newest_cuda);
 inline constexpr const char* kStandardFlag = "-std=c++20";
 inline constexpr const char* kLinesFlag = "-lineinfo";
 // All flags that are the same for every kernel, as they enter the key.

@@ -68,7 +68,8 @@ Result<Binary> Jit::find_or_compile(const KernelSpec& spec, Deadline deadline, b
   CROSSDOCK_TRY(source, sources(spec));
   const auto available = compiler(deadline);
   if (!available.ok()) {
-    if (auto found = cache_.load_any(spec, source.key)) return std::move(*found);
+    if (auto found = cache_.load_any(spec, source.key, options_.compiler.newest_cuda))
+      return std::move(*found);
     return available.error();
   }
   const Compiler& with = **available;

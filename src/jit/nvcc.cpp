@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
+#include <optional>
 #include <unistd.h>
 
 #include "jit/compiler.hpp"
@@ -138,16 +139,20 @@ std::vector<std::string> search_places(const CompilerOptions& options) {
 
 Result<std::unique_ptr<Compiler>> open_nvcc(const CompilerOptions& options, Deadline deadline) {
   if (options.nvcc == "none") return make_error(Code::kUnsupported, "jit.nvcc is none");
+  std::optional<Error> newer;
   for (const auto& place : search_places(options)) {
     const auto outcome = run_process({place, "--version"}, deadline);
     if (outcome.code() == Code::kDeadline) return outcome.error();
     if (!outcome.ok() || outcome->exit_code != 0) continue;
     const std::string version = version_in(outcome->output);
     if (version.empty()) continue;
-    if (options.newest_cuda != 0 && std::atoi(version.c_str()) > options.newest_cuda / 1000)
+    if (!is_taken(std::atoi(version.c_str()), options.newest_cuda)) {
+      newer = too_new(fmt::format("nvcc {} at {}", version, place), options.newest_cuda);
       continue;
+    }
     return std::unique_ptr<Compiler>(std::make_unique<Nvcc>(place, version, options));
   }
+  if (newer) return *newer;
   return make_error(Code::kUnsupported, "nvcc was not found");
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <optional>
 
 #include "jit/compiler.hpp"
 
@@ -74,11 +75,23 @@ struct Opened {
   std::string path;
 };
 
+// One that was passed over, which is another matter than none. Only opening tells whether a name
+// without a folder is there.
+std::optional<Error> find_newer(const CompilerOptions& options) {
+  for (const auto& place : search_places(options)) {
+    if (is_taken(place.cuda_major, options.newest_cuda)) continue;
+    if (::dlopen(place.path.c_str(), RTLD_LAZY | RTLD_LOCAL))
+      return too_new(fmt::format("NVRTC {} at {}", place.cuda_major, place.path),
+                     options.newest_cuda);
+  }
+  return std::nullopt;
+}
+
 Result<Opened> open_library(const CompilerOptions& options) {
   if (options.nvrtc == "none") return make_error(Code::kUnsupported, "jit.nvrtc is none");
   std::string reason;
   for (const auto& place : search_places(options)) {
-    if (options.newest_cuda != 0 && place.cuda_major > options.newest_cuda / 1000) continue;
+    if (!is_taken(place.cuda_major, options.newest_cuda)) continue;
     if (void* handle = ::dlopen(place.path.c_str(), RTLD_NOW | RTLD_LOCAL))
       return Opened{handle, place.path};
     const char* const text = ::dlerror();
@@ -86,6 +99,7 @@ Result<Opened> open_library(const CompilerOptions& options) {
   }
   if (!options.nvrtc.empty())
     return make_error(Code::kUnsupported, fmt::format("cannot open jit.nvrtc: {}", reason));
+  if (const auto newer = find_newer(options)) return *newer;
   return make_error(Code::kUnsupported, "NVRTC (libnvrtc.so.13 or .12) was not found");
 }
 
@@ -272,6 +286,10 @@ Result<std::unique_ptr<Compiler>> open_nvrtc(const CompilerOptions& options) {
   if (table.nvrtcVersion(&version.major, &version.minor) != kSuccess)
     return make_error(Code::kUnsupported,
                       fmt::format("{} does not tell its version", library.path));
+  // That of jit.nvrtc is known only now.
+  if (!is_taken(version.major, options.newest_cuda))
+    return too_new(fmt::format("NVRTC {}.{} at {}", version.major, version.minor, library.path),
+                   options.newest_cuda);
   CROSSDOCK_TRY(archs, supported_archs(table));
   return std::unique_ptr<Compiler>(
       std::make_unique<Nvrtc>(table, library.path, version, std::move(archs), options));

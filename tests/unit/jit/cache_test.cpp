@@ -140,6 +140,26 @@ TEST_F(CacheFolder, AnyCompilersFileServesWhereThereIsNone) {
   EXPECT_FALSE(cache.load_any(fill_spec(512), source_key(fill_spec(512), {})).has_value());
 }
 
+// The driver would refuse it, though another file of the same sources would serve.
+TEST_F(CacheFolder, FilesOfANewerCompilerThanTheDriverArePassedOver) {
+  Cache cache({.folder = folder_.path.string()});
+  const Key source = source_key(spec_, {});
+  for (const std::string compiler : {"nvrtc 13.0 -std=c++20", "nvrtc 12.8 -std=c++20"}) {
+    Binary binary = binary_;
+    binary.compiler = compiler;
+    binary.key = binary_key(source, compiler);
+    const auto file = Cache::file_name(spec_, source, compiler);
+    cache.store(file, binary);
+    const auto hours = std::chrono::hours(compiler.starts_with("nvrtc 13") ? 2 : 1);
+    fs::last_write_time(folder_.path / file, fs::file_time_type::clock::now() - hours);
+  }
+  const auto taken = cache.load_any(spec_, source, 12040);
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(taken->compiler, "nvrtc 12.8 -std=c++20");
+  EXPECT_TRUE(cache.load_any(spec_, source, 13000).has_value());
+  EXPECT_FALSE(cache.load_any(spec_, source, 11080).has_value());
+}
+
 // /proc takes no files from anybody, root among them.
 TEST_F(CacheFolder, UnwritableFolderWorksUncachedWithOneWarning) {
   Cache cache({.folder = "/proc/crossdock-no-such-cache"}, log_.logger());

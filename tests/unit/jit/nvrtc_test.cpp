@@ -2,7 +2,9 @@
 // reason, where it has none.
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
+#include <link.h>
 
 #include "jit/jit.hpp"
 #include "jit_fixture.hpp"
@@ -183,6 +185,60 @@ TEST_F(RealCompilers, EightProcessesOneCompilation) {
   });
   EXPECT_EQ(std::count(codes.begin(), codes.end(), 1), 1);
   EXPECT_EQ(std::count(codes.begin(), codes.end(), 0), 7);
+}
+
+// A toolkit that is newer than the driver; NVRTC is any library, for it is never called.
+class NewerToolkit : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(folder_.path / "lib64");
+    std::filesystem::create_directories(folder_.path / "bin");
+    void* const any = ::dlopen("libm.so.6", RTLD_NOW | RTLD_LOCAL);
+    link_map* at = nullptr;
+    ASSERT_TRUE(any != nullptr && ::dlinfo(any, RTLD_DI_LINKMAP, &at) == 0);
+    std::filesystem::create_symlink(std::filesystem::canonical(at->l_name),
+                                    folder_.path / "lib64" / "libnvrtc.so.13");
+    nvcc_ = (folder_.path / "bin" / "nvcc").string();
+    write_text(nvcc_, "#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n");
+    std::filesystem::permissions(nvcc_, std::filesystem::perms::owner_all);
+  }
+  TemporaryFolder folder_;
+  std::string nvcc_;
+};
+
+TEST_F(NewerToolkit, IsNamedWithBothVersions) {
+  const std::string home = folder_.path.string();
+  const auto library = open_nvrtc({.cuda_home = home, .newest_cuda = 11080});
+  EXPECT_EQ(library.code(), Code::kIncompatible);
+  EXPECT_THAT(library.error().message, HasSubstr("NVRTC 13 at " + home +
+                                                 "/lib64/libnvrtc.so.13 is newer than the driver, "
+                                                 "which takes CUDA 11.8"));
+  const auto tool = open_nvcc({.nvcc = nvcc_, .newest_cuda = 12040}, minute());
+  EXPECT_EQ(tool.code(), Code::kIncompatible);
+  EXPECT_THAT(tool.error().message, HasSubstr("nvcc 13.0.88 at " + nvcc_));
+  EXPECT_TRUE(open_nvcc({.nvcc = nvcc_, .newest_cuda = 13000}, minute()).ok());
+}
+
+TEST_F(NewerToolkit, RemediesAreThoseThatHelpThisDriver) {
+  const auto told = [&](int newest_cuda) {
+    const auto opened =
+        open_compiler({.nvrtc = "none", .nvcc = nvcc_, .newest_cuda = newest_cuda}, minute());
+    EXPECT_EQ(opened.code(), Code::kUnsupported);
+    return opened.error().message;
+  };
+  const std::string twelve = told(12040);
+  for (const char* text : {"takes CUDA 12.4", "pip install nvidia-cuda-nvrtc-cu12;",
+                           "CUDA 12 toolkit", "compiler of CUDA 12", "update the driver"})
+    EXPECT_THAT(twelve, HasSubstr(text));
+  EXPECT_THAT(told(11070), HasSubstr("Update the driver: it takes CUDA 11.7"));
+  EXPECT_THAT(told(11070), ::testing::Not(HasSubstr("pip install")));
+}
+
+TEST_F(RealCompilers, TheLibraryThatASettingNamesIsComparedToo) {
+  OPEN_OR_SKIP(nvrtc, open_nvrtc({}));
+  const auto refused = open_nvrtc({.nvrtc = nvrtc.location(), .newest_cuda = 11080});
+  EXPECT_EQ(refused.code(), Code::kIncompatible);
+  EXPECT_THAT(refused.error().message, HasSubstr("which takes CUDA 11.8"));
 }
 
 TEST(OpenCompiler, WrongPathsAreNamed) {
