@@ -1,6 +1,7 @@
 // Coll: making a group, its calls, waiting. See coll_group.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <iterator>
 #include <limits>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -85,14 +86,19 @@ void synchronize(BoxPtr box, double timeout, nb::handle stream) {
       streams.push_back(cuda::Stream::borrow(*box->ranks().rank(rank).device().context(),
                                              static_cast<cuda::StreamHandle>(on)));
   // What other ranks are given meanwhile is not waited for.
-  const std::vector<nb::object> held = std::exchange(box->held, {});
+  std::vector<nb::object> held = std::exchange(box->held, {});
   const auto wait = [&]() -> Result<> {
     const nb::gil_scoped_release release;
     for (const cuda::Stream& on : streams)
       CROSSDOCK_CHECK_OK(on.synchronize(deadline));
     return box->group.synchronize(deadline);
   };
-  value_or_raise(wait());
+  const Result<> done = wait();
+  // Lanes still use it: it stays until they are waited for again, or end.
+  if (done.code() == Code::kDeadline)
+    box->held.insert(box->held.end(), std::make_move_iterator(held.begin()),
+                     std::make_move_iterator(held.end()));
+  value_or_raise(done);
 }
 Array shard(BoxPtr box, uint32_t rank) {
   const auto bytes = value_or_raise(box->group.shard(rank));

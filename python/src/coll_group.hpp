@@ -36,7 +36,8 @@ struct CollBox final : public RankBox {
 
   coll::Group group;
   std::vector<int> devices;  // of the ranks; kHost on the CPU
-  // On the CPU copies run later: what they read and write stays until the next synchronize().
+  // On the CPU copies run later: what they read and write stays until a synchronize() that has seen
+  // them end.
   std::vector<nb::object> held;
 };
 

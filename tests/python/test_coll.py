@@ -1,6 +1,9 @@
 """crossdock.coll in the twin: a sum over the ranks, what ends a session, and what is refused. What
 ElasticBuffer makes of the rest is tested in compat/."""
 # SPDX-License-Identifier: Apache-2.0
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -103,6 +106,28 @@ def test_a_reset_makes_a_group_good_that_lost_a_peer():
         group.receive(out, 0, rank=1)
         group.synchronize(TIMEOUT)
         np.testing.assert_array_equal(out, np.arange(64))
+
+
+@pytest.mark.parametrize("end", ["arrival", "reset", "close"])
+def test_arrays_stay_while_a_call_that_was_not_waited_for_uses_them(end):
+    group = coll.Group(coll.Options(tensor_bytes=64, wait=3600.0), world=2, backend="twin")
+    out = np.zeros(64, np.uint8)
+    alive = weakref.ref(out)
+    group.receive(out, 1, rank=0)
+    del out
+    for _ in range(2):
+        with pytest.raises(crossdock.DeadlineExceeded):
+            group.synchronize(0.02)
+        gc.collect()
+        assert alive() is not None, "the call will write into it"
+    if end == "close":
+        group.close()
+    else:
+        group.send(np.ones(64, np.uint8), 0, rank=1)
+        group.reset(TIMEOUT) if end == "reset" else group.synchronize(TIMEOUT)
+    gc.collect()
+    assert alive() is None
+    group.close()
 
 
 def test_a_group_may_go_while_it_waits_and_with_what_it_was_given():
