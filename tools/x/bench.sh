@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # bench [what] [options]: set up, build the release and run `crossdock bench` with the options
+# `./x bench --help` lists them once it is built.
 # SPDX-License-Identifier: Apache-2.0
 
 x_bench() {

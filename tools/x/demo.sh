@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # demo [options]: set up, build the release and run `crossdock demo pd` with the options
+# `./x demo --help` lists them once it is built.
 # SPDX-License-Identifier: Apache-2.0
 
 x_demo() {
