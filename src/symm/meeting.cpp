@@ -96,17 +96,36 @@ std::string Meeting::key(std::uint64_t generation, const std::string& what) cons
   return fmt::format("{}/meet/{}/{}", place_.name, generation, what);
 }
 
+Result<std::uint64_t> Meeting::number_in(const rendezvous::Entry& entry) const {
+  std::uint64_t generation = 0;
+  const char* const end = entry.value.data() + entry.value.size();
+  if (std::from_chars(entry.value.data(), end, generation).ptr == end) return generation;
+  return make_error(Code::kCorrupt, fmt::format("the store says that the generation of '{}' is "
+                                                "'{}', which is no number",
+                                                place_.name, entry.value));
+}
+
 // The last generation that came about; 0: none.
 Result<std::uint64_t> Meeting::newest(Deadline deadline) const {
   CROSSDOCK_TRY(entry, store_->get(place_.name + "/meet/current", deadline));
-  std::uint64_t generation = 0;
-  if (!entry) return generation;
-  const char* const end = entry->value.data() + entry->value.size();
-  if (std::from_chars(entry->value.data(), end, generation).ptr != end)
-    return make_error(Code::kCorrupt, fmt::format("the store says that the generation of '{}' is "
-                                                  "'{}', which is no number",
-                                                  place_.name, entry->value));
-  return generation;
+  if (!entry) return std::uint64_t{0};
+  return number_in(*entry);
+}
+
+// Never a smaller number: who stood still may tell it late.
+void Meeting::tell_newest(std::uint64_t generation, Deadline deadline) const {
+  const std::string current = place_.name + "/meet/current";
+  for (;;) {
+    const auto entry = store_->get(current, deadline);
+    if (!entry.ok()) return;
+    if (*entry) {
+      const auto known = number_in(**entry);
+      if (known.ok() && *known >= generation) return;
+    }
+    const auto told = store_->compare_and_put(current, *entry ? (*entry)->revision : 0,
+                                              std::to_string(generation), deadline);
+    if (!told.ok() || *told) return;
+  }
 }
 
 Result<std::optional<Roster>> Meeting::read_roster(std::uint64_t generation,
@@ -162,12 +181,16 @@ Result<> Meeting::close(std::uint64_t generation, std::vector<Attendee> present,
   return {};
 }
 
-Result<Roster> Meeting::wait_for_roster(std::uint64_t generation, Deadline deadline) const {
+Result<std::optional<Roster>> Meeting::wait_for_roster(std::uint64_t generation,
+                                                       Deadline deadline) const {
   std::vector<Attendee> present;
   Deadline settled = Deadline::in(place_.settle);
   for (;;) {
     CROSSDOCK_TRY(closed, read_roster(generation, deadline));
-    if (closed) return *std::move(closed);
+    if (closed) return closed;
+    // Its roster, if there ever was one, has left the store (conclude).
+    CROSSDOCK_TRY(last, newest(deadline));
+    if (last > generation + 1) return std::optional<Roster>();
     CROSSDOCK_TRY(now, attendees(generation, deadline));
     const std::size_t seats = count_seats(now);
     if (seats != count_seats(present)) settled = Deadline::in(place_.settle);
@@ -187,34 +210,35 @@ Result<Roster> Meeting::wait_for_roster(std::uint64_t generation, Deadline deadl
   }
 }
 
+void Meeting::leave_seats(std::uint64_t generation) const {
+  for (const message::RosterRank& r : self_.ranks)
+    leave(*store_, key(generation, fmt::format("seat/{}", r.rank)), self_);
+}
+
 Result<Roster> Meeting::attend(std::uint64_t first, Deadline deadline) {
-  std::uint64_t generation = first;
-  if (first == 0) {
-    auto last = newest(deadline);
+  for (std::uint64_t generation = first;; ++generation) {
+    const auto last = newest(deadline);
     if (!last.ok()) return elsewhere(last.error(), place_.name);
-    generation = *last + 1;
-  }
-  for (;; ++generation) {
+    generation = std::max(generation, *last + 1);
     auto closed = read_roster(generation, deadline);
     if (!closed.ok()) return elsewhere(closed.error(), place_.name);
     if (*closed) continue;
     auto taken = take_seats(generation, deadline);
     if (taken.ok() && !*taken) continue;
-    auto roster =
-        taken.ok() ? wait_for_roster(generation, deadline) : Result<Roster>(taken.error());
-    if (!roster.ok()) {
-      for (const message::RosterRank& r : self_.ranks)
-        leave(*store_, key(generation, fmt::format("seat/{}", r.rank)), self_);
-      return elsewhere(roster.error(), place_.name);
-    }
-    if (roster->world != world_)
+    auto waited = taken.ok() ? wait_for_roster(generation, deadline)
+                             : Result<std::optional<Roster>>(taken.error());
+    if (!waited.ok() || !*waited) leave_seats(generation);
+    if (!waited.ok()) return elsewhere(waited.error(), place_.name);
+    if (!*waited) continue;
+    Roster roster = **std::move(waited);
+    if (roster.world != world_)
       return Error{
           .code = Code::kIncompatible,
           .scope = Scope::kPeer,
           .message = fmt::format("rank {} says the world of group '{}' has {} ranks, the "
                                  "process that closed its meeting says {}",
-                                 self_.ranks.front().rank, place_.name, world_, roster->world)};
-    for (const Attendee& a : roster->attendees)
+                                 self_.ranks.front().rank, place_.name, world_, roster.world)};
+    for (const Attendee& a : roster.attendees)
       if (a.token == self_.token) return roster;
     return too_late(generation, place_.name);
   }
@@ -230,8 +254,7 @@ Result<std::shared_ptr<Exchange>> Meeting::exchange(const Roster& roster) const 
 
 void Meeting::conclude(const Roster& roster, Deadline deadline) const {
   if (roster.attendees.front().token != self_.token) return;
-  const std::string current = std::to_string(roster.generation);
-  (void)store_->put(place_.name + "/meet/current", current, std::nullopt, deadline);
+  tell_newest(roster.generation, deadline);
   // Nobody begins with a generation up to this one any more.
   const auto keys = store_->list(place_.name + "/", deadline);
   if (!keys.ok()) return;

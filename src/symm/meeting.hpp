@@ -36,9 +36,10 @@ class Meeting {
 
   [[nodiscard]] std::uint64_t token() const { return self_.token; }
 
-  // Meets in the first open generation from `first` on; 0: from the one after the last that came
-  // about. Errors: kInvalidArgument when another process has taken a seat of this one, kDeadline
-  // naming the seats that nobody took, kClosed when the others have gone on without this process.
+  // Meets in the first open generation from `first` on, and after the last that came about: what
+  // was before that is over, and has left the store. Errors: kInvalidArgument when another process
+  // has taken a seat of this one, kDeadline naming the seats that nobody took, kClosed when the
+  // others have gone on without this process.
   Result<message::Roster> attend(std::uint64_t first, Deadline deadline);
   // The exchange of those on the roster.
   Result<std::shared_ptr<Exchange>> exchange(const message::Roster& roster) const;
@@ -54,6 +55,9 @@ class Meeting {
       : place_(std::move(place)), store_(std::move(store)), world_(world), self_(std::move(self)) {}
   [[nodiscard]] std::string key(std::uint64_t generation, const std::string& what) const;
   Result<std::uint64_t> newest(Deadline deadline) const;
+  void tell_newest(std::uint64_t generation, Deadline deadline) const;
+  [[nodiscard]] Result<std::uint64_t> number_in(const rendezvous::Entry& entry) const;
+  void leave_seats(std::uint64_t generation) const;
   Result<bool> take_seats(std::uint64_t generation, Deadline deadline) const;
   Result<std::optional<message::Roster>> read_roster(std::uint64_t generation,
                                                      Deadline deadline) const;
@@ -61,7 +65,9 @@ class Meeting {
                                                    Deadline deadline) const;
   Result<> close(std::uint64_t generation, std::vector<message::Attendee> present,
                  Deadline deadline) const;
-  Result<message::Roster> wait_for_roster(std::uint64_t generation, Deadline deadline) const;
+  // Nothing: this meeting is over.
+  Result<std::optional<message::Roster>> wait_for_roster(std::uint64_t generation,
+                                                         Deadline deadline) const;
 
   MeetingPlace place_;
   std::shared_ptr<rendezvous::Store> store_;
