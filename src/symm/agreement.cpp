@@ -213,12 +213,19 @@ Result<> choose_sharing(Agreement& agreement) {
 
 }  // namespace
 
+std::string name_ranks(const std::vector<std::uint32_t>& ranks) {
+  std::string text;
+  for (const std::uint32_t rank : ranks)
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
 std::string Agreement::ranks_of(std::uint32_t member) const {
   if (member >= members.size()) return fmt::format("process {}", member);
-  std::string text;
+  std::vector<std::uint32_t> ranks;
   for (const message::ProposedRank& r : members[member].ranks)
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", r.rank);
-  return (members[member].ranks.size() == 1 ? "rank " : "ranks ") + text;
+    ranks.push_back(r.rank);
+  return name_ranks(ranks);
 }
 
 std::uint64_t Agreement::token_of(std::uint32_t rank) const {

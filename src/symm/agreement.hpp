@@ -25,13 +25,16 @@ enum class Sharing : std::uint8_t {
 // The member of a rank that nobody is.
 inline constexpr std::uint32_t kVacant = ~std::uint32_t{0};
 
+// "rank 3", or "ranks 2, 3".
+std::string name_ranks(const std::vector<std::uint32_t>& ranks);
+
 struct Agreement {
   std::vector<message::Proposal> members;     // by member
   std::vector<std::uint32_t> member_of_rank;  // [world]; kVacant in elastic groups
   Sharing sharing = Sharing::kNone;
   std::uint64_t digest = 0;  // of all proposals: names this group
 
-  // "rank 3", or "ranks 2, 3" of a member.
+  // Of a member, as name_ranks().
   [[nodiscard]] std::string ranks_of(std::uint32_t member) const;
   // Names the window of a rank: of the process that has it; 0: vacant.
   [[nodiscard]] std::uint64_t token_of(std::uint32_t rank) const;

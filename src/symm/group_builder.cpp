@@ -142,7 +142,13 @@ Result<> GroupBuilder::meet() {
   roster_ = std::move(roster);
   group_->generation_ = roster_.generation;
   CROSSDOCK_TRY(exchange, group_->meeting_->exchange(roster_));
-  group_->steps_ = std::make_unique<Steps>(std::move(exchange));
+  std::vector<std::vector<u32>> ranks;
+  for (const message::Attendee& a : roster_.attendees) {
+    auto& of = ranks.emplace_back();
+    for (const message::RosterRank& r : a.ranks)
+      of.push_back(r.rank);
+  }
+  group_->steps_ = std::make_unique<Steps>(std::move(exchange), std::move(ranks));
   return {};
 }
 

@@ -9,14 +9,13 @@ namespace crossdock::symm {
 namespace {
 
 // Where the members' numbers are not those of their ranks, a message that names members needs both.
-std::string who_is_who(const Agreement& agreement) {
+std::string who_is_who(const std::vector<std::vector<std::uint32_t>>& ranks) {
   constexpr std::size_t kMost = 32;
   std::string text;
   bool same = true;
-  for (std::uint32_t m = 0; m < agreement.members.size() && m < kMost; ++m) {
-    const auto& ranks = agreement.members[m].ranks;
-    same = same && ranks.size() == 1 && ranks.front().rank == m;
-    text += fmt::format("{}process {} has {}", m == 0 ? " (" : "; ", m, agreement.ranks_of(m));
+  for (std::uint32_t m = 0; m < ranks.size() && m < kMost; ++m) {
+    same = same && ranks[m] == std::vector<std::uint32_t>{m};
+    text += fmt::format("{}process {} has {}", m == 0 ? " (" : "; ", m, name_ranks(ranks[m]));
   }
   return same ? std::string() : text + ")";
 }
@@ -35,7 +34,8 @@ Result<> judge(const Result<>& mine, const std::vector<message::Outcome>& outcom
 
 }  // namespace
 
-Steps::Steps(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {
+Steps::Steps(std::shared_ptr<Exchange> exchange, std::vector<std::vector<std::uint32_t>> ranks)
+    : exchange_(std::move(exchange)), ranks_(std::move(ranks)) {
   if (exchange_) membership_ = exchange_->membership();
 }
 
@@ -49,7 +49,7 @@ Result<std::vector<std::string>> Steps::all_gather(const std::string& bytes, con
     error.message = fmt::format(
         "the {} processes of a symmetric group could not tell each other "
         "that they can {} ({}): {}{}",
-        membership_.members, what, exchange_->describe(), error.message, who_is_who(agreement_));
+        membership_.members, what, exchange_->describe(), error.message, who_is_who(ranks_));
     return error;
   }
   if (parts->size() != membership_.members)
@@ -64,6 +64,12 @@ Result<> Steps::propose(const message::Proposal& proposal, Deadline deadline) {
   CROSSDOCK_TRY(parts, all_gather(bytes, "begin", deadline));
   CROSSDOCK_TRY(agreement, agree(parts));
   agreement_ = std::move(agreement);
+  ranks_.clear();
+  for (const message::Proposal& member : agreement_.members) {
+    auto& ranks = ranks_.emplace_back();
+    for (const message::ProposedRank& r : member.ranks)
+      ranks.push_back(r.rank);
+  }
   return {};
 }
 

@@ -24,7 +24,9 @@ namespace crossdock::symm {
 
 class Steps {
  public:
-  explicit Steps(std::shared_ptr<Exchange> exchange);
+  // `ranks` of each member, where they are known beforehand: names for those that do not propose.
+  explicit Steps(std::shared_ptr<Exchange> exchange,
+                 std::vector<std::vector<std::uint32_t>> ranks = {});
 
   [[nodiscard]] std::uint32_t member() const { return membership_.member; }
   [[nodiscard]] std::uint32_t members() const { return membership_.members; }
@@ -54,6 +56,7 @@ class Steps {
 
   std::shared_ptr<Exchange> exchange_;
   Membership membership_;
+  std::vector<std::vector<std::uint32_t>> ranks_;  // by member; none before they are known
   Agreement agreement_;
   std::uint32_t step_ = 0;
 };

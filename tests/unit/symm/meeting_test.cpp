@@ -7,11 +7,14 @@
 #include <thread>
 
 #include "rendezvous/store.hpp"
+#include "symm/group.hpp"
 
 namespace crossdock::symm {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Deadline soon() {
   return Deadline::in(60s);
@@ -67,6 +70,33 @@ TEST_F(Meetings, AnOldGenerationIsNeverTheNewest) {
   EXPECT_EQ(conclude(5), "5");
   EXPECT_EQ(conclude(2), "5");
   EXPECT_EQ(conclude(6), "6");
+}
+
+// The seat of rank 1 is vacant, so the third process at the meeting is not that of rank 2.
+TEST_F(Meetings, OneThatDiesAfterTheMeetingIsNamedByItsRank) {
+  device::SymmetricLayout layout;
+  (void)layout.add("data", 64);
+  const auto of = [&](u32 rank) {
+    return GroupOptions{
+        .world = 4, .ranks = {{.rank = rank}}, .backend = Backend::kCpu, .place = place(2)};
+  };
+  std::unique_ptr<Group> other;
+  std::thread thread([&] { other = Group::create(of(2), layout).value(); });
+  const auto group = Group::create(of(0), layout).value();
+  thread.join();
+  auto doomed = Meeting::open(place(2), 4, {3}, soon()).value();
+  thread = std::thread([&] { (void)doomed.attend(2, soon()); });
+  Result<> theirs;
+  std::thread reform([&] { theirs = other->reform(Deadline::in(3s)); });
+  const Result<> mine = group->reform(Deadline::in(3s));
+  for (std::thread* t : {&thread, &reform})
+    t->join();
+  for (const Result<>& done : {mine, theirs}) {
+    ASSERT_EQ(done.code(), Code::kDeadline);
+    EXPECT_THAT(done.error().message,
+                AllOf(HasSubstr("did not come in time: 2"),
+                      HasSubstr("process 1 has rank 2; process 2 has rank 3")));
+  }
 }
 
 }  // namespace
