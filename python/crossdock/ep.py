@@ -470,8 +470,8 @@ class Group(RankOwner):
         """Of a group with a ``place``: goes on with the processes that are left, which all call this when
         no work of the group is left on any stream, and with new ones, which make a ``Group`` with the same
         arguments for the ranks of those that are gone, and are waited for until they have prepared their
-        kernels. Else as :meth:`reset`. After an error, which all of them get, the group is of no use until
-        a reform succeeds."""
+        kernels. Else as :meth:`reset`; where somebody was left out there is other memory behind outputs and
+        ``user_memory``. After an error, which all get, the group is of no use until a reform succeeds."""
         self._native.reform(timeout)
 
     @property

@@ -36,7 +36,7 @@ struct Agreement {
 
   // Of a member, as name_ranks().
   [[nodiscard]] std::string ranks_of(std::uint32_t member) const;
-  // Names the window of a rank: of the process that has it; 0: vacant.
+  // Names the window of a rank, as the process that has it does; 0: vacant.
   [[nodiscard]] std::uint64_t token_of(std::uint32_t rank) const;
 };
 

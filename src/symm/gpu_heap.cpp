@@ -49,7 +49,7 @@ class GpuHeap final : public Heap {
                                          {.sharing = to_cuda(options_.sharing)});
     if (!made.ok()) return window_error(std::move(made).error(), "allocate", rank, context);
     allocated_bytes_ = std::max<u64>(allocated_bytes_, made->bytes());
-    allocations_.emplace(rank, std::move(made).value());
+    allocations_.insert_or_assign(rank, std::move(made).value());
     return {};
   }
   u64 allocated_bytes() const override { return allocated_bytes_; }
@@ -87,9 +87,8 @@ class GpuHeap final : public Heap {
     return map_at(rank, *imported);
   }
   Result<> unmap(u32 rank) override {
-    for (const u64 offset : mapped_[rank])
-      CROSSDOCK_CHECK_OK(range_of(rank).unmap(offset));
-    mapped_[rank].clear();
+    CROSSDOCK_CHECK_OK(free_addresses(rank));
+    allocations_.erase(rank);
     return {};
   }
   // One granule of memory, mapped over and over.
@@ -132,8 +131,14 @@ class GpuHeap final : public Heap {
     std::memcpy(&fabric, handle.fabric.data(), sizeof fabric);
     return cuda::Allocation::import_fabric(context, fabric, handle.bytes);
   }
+  Result<> free_addresses(u32 rank) {
+    for (const u64 offset : mapped_[rank])
+      CROSSDOCK_CHECK_OK(range_of(rank).unmap(offset));
+    mapped_[rank].clear();
+    return {};
+  }
   Result<> map_at(u32 rank, const cuda::Allocation& allocation) {
-    CROSSDOCK_CHECK_OK(unmap(rank));
+    CROSSDOCK_CHECK_OK(free_addresses(rank));
     cuda::AddressRange& range = range_of(rank);
     const u64 offset = offset_of(rank);
     auto mapped = range.map(offset, allocation, ordinals_);

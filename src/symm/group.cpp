@@ -3,6 +3,7 @@
 #include "symm/group.hpp"
 
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "base/check.hpp"
 #include "symm/group_builder.hpp"
@@ -38,7 +39,21 @@ Rank& Group::rank(u32 r) const {
   return *ranks_[static_cast<std::size_t>(found - local_.begin())];
 }
 
+Result<> Group::check_seats() const {
+  for (const u32 rank : local_) {
+    const Heap::Seat seat = heap_->seat(rank);
+    if (seat == Heap::Seat::kHeld) continue;
+    const char* const help = seat == Heap::Seat::kTaken ? "another has its seat: destroy this group"
+                                                        : "reform() it, or destroy it";
+    return make_error(Code::kClosed, fmt::format("the others have gone on without rank {}, which "
+                                                 "came later than `settle` to their reform(): {}",
+                                                 rank, help));
+  }
+  return {};
+}
+
 Result<> Group::check() const {
+  CROSSDOCK_CHECK_OK(check_seats());
   if (broken_ != nullptr) return make_error(Code::kClosed, broken_);
   for (const auto& rank : ranks_)
     CROSSDOCK_CHECK_OK(rank->check());

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -63,6 +64,9 @@ class Group {
 
   // The first fault among the local ranks (see fault.hpp). Never waits.
   [[nodiscard]] Result<> check() const;
+  // Members of one process: kClosed when the others have gone on without a local rank. Elsewhere a
+  // process learns it from the waits that expire, and from its next reform().
+  [[nodiscard]] Result<> check_seats() const;
   // Makes the group usable again after a fault: windows, control blocks, state memory and fault
   // records of all ranks become zero. Collective among the processes. No kernel of the group may
   // run on the local ranks. After an error here the group is of no more use (kClosed).
@@ -70,9 +74,12 @@ class Group {
   // Elastic groups: goes on with those who come: the processes that are left, which all call this,
   // and new ones, which call create() for seats of those that are gone. Waits for them as
   // MeetingPlace says. Then all is as after a reset, and the addresses of all windows are what they
-  // were; only the windows of ranks that have changed are mapped anew. No kernel of the group may
-  // run on the local ranks. After an error (all get one: a newcomer with other sizes, a process
-  // that died meanwhile, too few) the group is of no use until a reform() succeeds.
+  // were. Behind them is other memory: of ranks that have changed, and of all others too where
+  // somebody was left out, who may be alive and writes into what they had before. That memory goes
+  // when whoever was left out lets go of it or ends. No kernel of the group may run on the local
+  // ranks, and nothing else may touch a window meanwhile. After an error (all get one: a newcomer
+  // with other sizes, a process that died meanwhile, too few) the group is of no use until a
+  // reform() succeeds.
   Result<> reform(Deadline deadline);
   // Tells the other processes how something went here that each has done for itself, and learns how
   // it went there: the error of this process if it has one, else that of another, naming its rank.
@@ -99,7 +106,9 @@ class Group {
   // Elastic groups.
   std::unique_ptr<Meeting> meeting_;
   u64 generation_ = 0;
-  std::vector<u64> tokens_;  // [world] of what is mapped; 0: nothing
+  std::vector<u64> tokens_;  // [world] names of the windows that are mapped; 0: nothing
+  u64 token_ = 0;            // names the windows of this process
+  std::set<u64> sharers_;    // names of the processes that these have been given to
   std::vector<u32> vacant_;
   u64 stride_ = 0;  // the most a window may take
   Sharing sharing_ = Sharing::kNone;

@@ -10,6 +10,7 @@
 
 #include "base/config.hpp"
 #include "symm/gpu.hpp"
+#include "wire/auth.hpp"
 
 namespace crossdock::symm {
 namespace {
@@ -149,6 +150,25 @@ Result<> GroupBuilder::meet() {
       of.push_back(r.rank);
   }
   group_->steps_ = std::make_unique<Steps>(std::move(exchange), std::move(ranks));
+  return name_windows();
+}
+
+// A process that has this one's windows and is not on the roster may be alive, late only, and goes
+// on writing: so those windows are given up, and what the others are given are new ones, under a
+// new name. Also what a failed attempt has left half done is named anew, lest somebody takes it for
+// what he has mapped.
+Result<> GroupBuilder::name_windows() {
+  std::set<u64> known = group_->sharers_;
+  for (const message::Attendee& a : roster_.attendees)
+    known.erase(a.token);
+  const auto& local = group_->local_;
+  const bool keeps =
+      group_->heap_ && known.empty() &&
+      std::all_of(local.begin(), local.end(), [&](u32 rank) { return is_named(rank); });
+  if (keeps) return {};
+  CROSSDOCK_TRY(token, wire::random_id());
+  group_->token_ = token;
+  group_->sharers_.clear();
   return {};
 }
 
@@ -176,7 +196,7 @@ message::Proposal GroupBuilder::proposal(const Result<>& begun) const {
   if (elastic()) {
     p.elastic = 1;
     p.generation = group_->generation_;
-    p.token = group_->meeting_->token();
+    p.token = group_->token_;
   }
   if (options.backend == Backend::kGpu) {
     const auto config = base::Config::load();
@@ -260,24 +280,52 @@ Result<> GroupBuilder::drop() {
   return {};
 }
 
+// What a local rank has besides its window stays.
 Result<> GroupBuilder::allocate() {
-  if (group_->heap_) return {};
-  fresh_ = true;
-  group_->sharing_ = sharing();
-  group_->tokens_.assign(group_->world(), 0);
-  CROSSDOCK_CHECK_OK(make_heap());
+  if (!group_->heap_) {
+    fresh_ = true;
+    group_->sharing_ = sharing();
+    group_->tokens_.assign(group_->world(), 0);
+    CROSSDOCK_CHECK_OK(make_heap());
+  }
   for (std::size_t i = 0; i < group_->local_.size(); ++i) {
     current_rank_ = group_->local_[i];
-    CROSSDOCK_CHECK_OK(group_->heap_->allocate(current_rank_));
-    CROSSDOCK_CHECK_OK(
-        group_->ranks_[i]->prepare(current_rank_, group_->options_.world, group_->layout_.bytes));
+    if (is_named(current_rank_)) {
+      CROSSDOCK_CHECK_OK(take_seat_again(current_rank_));
+      continue;
+    }
+    auto made = group_->heap_->allocate(current_rank_);
+    if (made.code() == Code::kNoMemory && !fresh_) {
+      Error error = std::move(made).error();
+      error.message +=
+          "; a process that was left out and still runs keeps the memory that windows "
+          "had before: end it, then reform() again";
+      return error;
+    }
+    CROSSDOCK_CHECK_OK(made);
+    if (fresh_)
+      CROSSDOCK_CHECK_OK(
+          group_->ranks_[i]->prepare(current_rank_, group_->options_.world, group_->layout_.bytes));
   }
+  return {};
+}
+
+Result<> GroupBuilder::take_seat_again(u32 rank) {
+  if (group_->heap_->seat(rank) == Heap::Seat::kTaken)
+    return make_error(
+        Code::kClosed,
+        fmt::format("another has taken the seat of rank {} meanwhile: destroy this group, create "
+                    "another",
+                    rank));
+  group_->heap_->hold(rank);
   return {};
 }
 
 Result<> GroupBuilder::share(Steps::Yield& yield) {
   yield.allocated_bytes = group_->heap_->allocated_bytes();
   if (sharing() == Sharing::kNone) return {};
+  for (const message::Attendee& a : roster_.attendees)
+    group_->sharers_.insert(a.token);
   for (const u32 rank : group_->local_) {
     current_rank_ = rank;
     CROSSDOCK_TRY(handle, group_->heap_->share(rank));
@@ -312,12 +360,14 @@ Result<> GroupBuilder::reserve(const std::vector<message::Outcome>& outcomes) {
         fmt::format("the window of a newcomer takes {} bytes on its GPU, and there is "
                     "room for {}",
                     stride, group_->stride_));
-  if (!fresh_) return {};
-  group_->stride_ = stride;
-  CROSSDOCK_CHECK_OK(group_->heap_->reserve(stride));
+  if (fresh_) {
+    group_->stride_ = stride;
+    CROSSDOCK_CHECK_OK(group_->heap_->reserve(stride));
+  }
   for (const u32 rank : group_->local_) {
+    if (is_named(rank)) continue;
     CROSSDOCK_CHECK_OK(group_->heap_->map(rank, nullptr));
-    group_->tokens_[rank] = group_->steps_->agreement().token_of(rank);
+    group_->tokens_[rank] = group_->token_;
   }
   return {};
 }
@@ -413,6 +463,8 @@ Result<std::unique_ptr<Group>> GroupBuilder::build() {
 // When it fails, nothing stays unmapped: a launch that nobody should make then waits in vain
 // instead of ending the context of its GPU.
 Result<> GroupBuilder::reform() {
+  for (const u32 rank : group_->local_)
+    if (group_->heap_->seat(rank) == Heap::Seat::kTaken) return take_seat_again(rank);
   CROSSDOCK_CHECK_OK(meet());
   auto done = run(listen());
   if (done.ok()) return done;

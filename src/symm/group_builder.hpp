@@ -28,6 +28,8 @@ class GroupBuilder {
   [[nodiscard]] bool elastic() const { return group_->options_.place.has_value(); }
   // Elastic groups: who is there?
   Result<> meet();
+  Result<> name_windows();
+  Result<> take_seat_again(u32 rank);
   // All steps that others take part in.
   Result<> run(const Result<>& begun);
   Result<> listen();
@@ -42,13 +44,17 @@ class GroupBuilder {
   // After the agreement.
   Result<> allocate();
   Result<> make_heap();
-  // Elastic groups: lets go of windows of processes that are gone.
+  // Elastic groups: lets go of windows of processes that are gone, and of those they know.
   Result<> drop();
   Result<> share(Steps::Yield& yield);
   Result<> map(const std::vector<message::Outcome>& outcomes);
   Result<Descriptors> swap_descriptors();
   Result<> map_windows(const std::vector<message::Outcome>& outcomes);
   Result<> reserve(const std::vector<message::Outcome>& outcomes);
+  // Whether the window of a local rank is the one that this process has told the others of.
+  [[nodiscard]] bool is_named(u32 rank) const {
+    return !fresh_ && group_->tokens_[rank] == group_->token_;
+  }
   Result<> map_peer(u32 rank, WindowHandle handle);
   Result<> map_vacant();
 

@@ -35,7 +35,7 @@ struct WindowHandle {
 class Heap {
  public:
   virtual ~Heap() = default;
-  // Memory for the window of a local rank.
+  // Memory for the window of a local rank; again after unmap(): other memory.
   virtual Result<> allocate(u32 rank) = 0;
   // What the memory of one window takes; the same for all ranks of this process.
   [[nodiscard]] virtual u64 allocated_bytes() const = 0;
@@ -44,11 +44,18 @@ class Heap {
   virtual Result<> reserve(u64 stride) = 0;
   // `handle` null: a local rank.
   virtual Result<> map(u32 rank, const WindowHandle* handle) = 0;
-  // The window of another process is not looked at any more; its addresses stay reserved.
+  // The window is not looked at any more; its addresses stay reserved. The memory of a local rank
+  // goes when no other process maps it either.
   virtual Result<> unmap(u32 rank) = 0;
   // Memory of no meaning where the window of a vacant rank would be, so that a stray access harms
   // nobody. Takes little memory, however large windows are.
   virtual Result<> vacate(u32 rank) = 0;
+  // Members of one process have one memory in the twin, so one that was left out is told here that
+  // its rank has lost its seat. Elsewhere nobody can know, and nobody needs to.
+  enum class Seat : u8 { kHeld, kLost, kTaken };
+  [[nodiscard]] virtual Seat seat(u32) const { return Seat::kHeld; }
+  // A local rank that had lost its seat has it again. Precondition: nobody has taken it since.
+  virtual void hold(u32) {}
   // Where the window of `rank` is mapped; null before.
   [[nodiscard]] virtual u8* window(u32 rank) const = 0;
   [[nodiscard]] virtual i64 stride() const = 0;

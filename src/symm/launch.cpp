@@ -95,6 +95,7 @@ Result<std::vector<LoadedKernel>> Launcher::load(const jit::KernelSpec& spec,
 Result<> Launcher::launch_twin(const Rank& rank, const Names& names, const LaunchShape& shape,
                                std::function<void()> body) {
   CROSSDOCK_CHECK_OK(check_grid(names.kernel, shape));
+  CROSSDOCK_CHECK_OK(group_->check_seats());
   return group_->twin()->launch_body({.rank = static_cast<int>(rank.rank()),
                                       .stream = shape.stream,
                                       .grid = shape.grid,
@@ -129,6 +130,7 @@ Result<> Launcher::launch_gpu(const Rank& rank, const Names& names, const Launch
 }
 
 Result<> Launcher::run_twin() {
+  CROSSDOCK_CHECK_OK(group_->check_seats());
   CROSSDOCK_TRY(report, group_->twin()->run(schedule_));
   report_ = std::move(report);
   if (report_.ok()) return {};

@@ -69,7 +69,7 @@ struct Proposal {
   std::uint8_t share_gpus = 0;   // 1: ranks may be on one GPU (symm.share_gpus)
   std::uint8_t elastic = 0;      // 1: seats may be vacant, and windows be kept from before
   std::uint64_t generation = 0;  // of an elastic group
-  std::uint64_t token = 0;       // names the process and its windows
+  std::uint64_t token = 0;       // names the windows of the process
   std::optional<Failure> failure = {};
 };
 
@@ -98,7 +98,7 @@ struct RosterRank {
   std::uint32_t rank = 0;
 };
 
-// A process at a meeting; at least one rank.
+// A process at a meeting, which its token names; at least one rank.
 struct Attendee {
   static constexpr std::size_t kMinEncodedBytes = 12;
   std::uint64_t token = 0;

@@ -106,7 +106,11 @@ class SharedHeap final : public Heap {
     windows_[rank] = place;
     return {};
   }
-  Result<> unmap(u32 rank) override { return cover(rank, PROT_NONE); }
+  Result<> unmap(u32 rank) override {
+    CROSSDOCK_CHECK_OK(cover(rank, PROT_NONE));
+    memory_.erase(rank);
+    return {};
+  }
   Result<> vacate(u32 rank) override { return cover(rank, PROT_READ | PROT_WRITE); }
   u8* window(u32 rank) const override { return windows_[rank]; }
   i64 stride() const override { return options_.at_stride ? static_cast<i64>(stride_) : 0; }

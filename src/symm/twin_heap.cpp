@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "base/check.hpp"
 #include "symm/heap.hpp"
@@ -12,10 +13,13 @@
 namespace crossdock::symm {
 namespace {
 
+class TwinHeap;
+
 // Seats are taken and vacated by members on threads of their own.
 struct Shared {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<twin::World>> worlds;  // by group
+  std::set<TwinHeap*> heaps;                                 // all there are
 };
 // Never destroyed: groups may end later than static objects.
 Shared& shared() {
@@ -26,12 +30,20 @@ Shared& shared() {
 class TwinHeap final : public Heap {
  public:
   TwinHeap(std::shared_ptr<twin::World> world, u64 window_bytes)
-      : world_(std::move(world)), window_bytes_(window_bytes) {}
+      : world_(std::move(world)), window_bytes_(window_bytes) {
+    const std::scoped_lock lock(shared().mutex);
+    shared().heaps.insert(this);
+  }
+  ~TwinHeap() override {
+    const std::scoped_lock lock(shared().mutex);
+    shared().heaps.erase(this);
+  }
 
   // What is left of a member that had the seat before goes.
   Result<> allocate(u32 rank) override {
     const std::scoped_lock lock(shared().mutex);
     world_->reset(static_cast<int>(rank));
+    tell_others(rank, Seat::kTaken);
     return place(rank);
   }
   u64 allocated_bytes() const override { return window_bytes_; }
@@ -46,8 +58,18 @@ class TwinHeap final : public Heap {
   Result<> vacate(u32 rank) override {
     const std::scoped_lock lock(shared().mutex);
     world_->drop_launches(static_cast<int>(rank));
+    tell_others(rank, Seat::kLost);
     const u8* const window = world_->heap(static_cast<int>(rank));
     return world_->owns(static_cast<int>(rank), window) ? Result<>() : place(rank);
+  }
+  Seat seat(u32 rank) const override {
+    const std::scoped_lock lock(shared().mutex);
+    const auto lost = lost_.find(rank);
+    return lost == lost_.end() ? Seat::kHeld : lost->second;
+  }
+  void hold(u32 rank) override {
+    const std::scoped_lock lock(shared().mutex);
+    lost_.erase(rank);
   }
   u8* window(u32 rank) const override { return world_->heap(static_cast<int>(rank)); }
   i64 stride() const override { return static_cast<i64>(world_->heap_bytes()); }
@@ -61,8 +83,16 @@ class TwinHeap final : public Heap {
     CROSSDOCK_CHECK(window == world_->heap(static_cast<int>(rank)), "a window begins its heap");
     return {};
   }
+  // The member that had the seat, if it is still there. A seat that was taken is lost for good:
+  // what its rank had allocated is gone.
+  void tell_others(u32 rank, Seat seat) {
+    for (TwinHeap* const heap : shared().heaps)
+      if (heap != this && heap->world_ == world_ && heap->lost_[rank] != Seat::kTaken)
+        heap->lost_[rank] = seat;
+  }
   std::shared_ptr<twin::World> world_;
   u64 window_bytes_;
+  std::map<u32, Seat> lost_;  // guarded by Shared's mutex
 };
 
 }  // namespace

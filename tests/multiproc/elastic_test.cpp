@@ -209,6 +209,31 @@ TEST_P(ElasticProcesses, WhoComesTooLateWaitsForTheNextMeeting) {
   ASSERT_NO_FATAL_FAILURE(expect_all_talk());
 }
 
+// It is alive and has mapped what the others had: what it still writes must reach none of the
+// windows that they use now, nor that of the process that has its seat.
+TEST_P(ElasticProcesses, WhatOneThatWasLeftOutWritesReachesNobody) {
+  start(3, 2);
+  ASSERT_THAT(ask_all(workers_, "create"), Each("ok"));
+  const auto late = std::move(workers_[2]);
+  workers_.pop_back();
+  ASSERT_THAT(ask_all(workers_, "reform 30000"), Each("ok"));
+  ASSERT_THAT(ask_all(workers_, "vacant"), Each("vacant 2"));
+  ASSERT_EQ(late->ask("write"), "ok");
+  EXPECT_THAT(ask_all(workers_, "word 2"), Each("word 0"));
+  ASSERT_NO_FATAL_FAILURE(expect_all_talk());
+  EXPECT_EQ(late->ask("word 0"), "word 0");
+  workers_.push_back(worker(2, 3));
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    workers_[i]->say(i == 2 ? "create" : "reform 30000");
+  for (const auto& w : workers_)
+    ASSERT_EQ(w->hear(), "ok");
+  ASSERT_EQ(late->ask("write"), "ok");
+  EXPECT_THAT(ask_all(workers_, "word 2"), Each("word 0"));
+  ASSERT_NO_FATAL_FAILURE(expect_all_talk());
+  EXPECT_EQ(late->ask("destroy"), "ok");
+  EXPECT_THAT(ask_all(workers_, "check"), Each("ok"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Backend, ElasticProcesses, ::testing::Values("cpu", "gpu"),
                          [](const auto& test) { return test.param; });
 

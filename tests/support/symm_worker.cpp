@@ -168,6 +168,13 @@ class Worker {
     }
     return {};
   }
+  // What rank `from` has written into this window, whoever that was.
+  [[nodiscard]] std::string word(u32 from) const {
+    u64 word = 0;
+    const auto read = group_->rank(o_.rank).read(
+        &word, group_->rank(o_.rank).at<u64>(data_ + 8 * from), sizeof word, soon());
+    return read.ok() ? "word " + std::to_string(word) : read.error().describe();
+  }
   // Compiling takes longer than the wait of a barrier, so it is a step of its own.
   Result<> prepare() {
     if (kernel_) return {};
@@ -300,6 +307,10 @@ int symm_worker_main(int argc, char** argv) {
     }
     if (command == "vacant" || command == "waiting") {
       base::say_parent(command == "vacant" ? worker.vacant() : worker.waiting());
+      continue;
+    }
+    if (command.starts_with("word ")) {
+      base::say_parent(worker.word(static_cast<u32>(std::stoi(command.substr(5)))));
       continue;
     }
     const Result<> result = worker.obey(command);

@@ -4,6 +4,7 @@
 //   create          make the group                     ok | error <text>
 //   created         how long that took                 <milliseconds>
 //   write, check    a word to every window; what every rank wrote into this one
+//   word <rank>     "word <n>": what is in this window where that rank writes
 //   prepare         compile the barrier's kernel
 //   barrier <n>     n barriers on the GPU, then look for faults
 //   faults          Group::check()

@@ -353,8 +353,11 @@ class CROSSDOCK_API Group {
   // Elastic groups (symm::GroupOptions::place): goes on with the processes that are left, which all
   // call this when no work of the group is left on any stream, and with new ones, which call
   // create() with the same options for the ranks of those that are gone, and are waited for until
-  // they have prepared their kernels. Else as reset(). After an error, which all get, the group is
-  // of no use until a reform() succeeds.
+  // they have prepared their kernels. Else as reset(): what windows held is gone, user_memory() and
+  // outputs that lie there included; their addresses stay, and nothing may use them until
+  // it returns. Where somebody was left out, who may be alive and late, there is other memory
+  // behind those addresses: what others know of the memory itself (a NIC's registration) is to be
+  // made again. After an error, which all get, the group is of no use until a reform() succeeds.
   Result<> reform(Deadline deadline);
   // Ranks that no process has, ascending. With Options::masks they are masked; else every dispatch
   // waits for them until its deadline: a group without masks needs all its seats.
