@@ -13,6 +13,16 @@ namespace crossdock::coll {
 
 namespace {
 
+// A call without one of the ranks ends by its deadline, each time, and nothing lets another in.
+Result<> check_place(const symm::GroupOptions& ranks) {
+  const u32 fewest = ranks.place ? ranks.place->fewest : 0;
+  if (fewest == 0 || fewest == ranks.world) return {};
+  return invalid_argument(fmt::format(
+      "coll: place.fewest = {} of {} ranks: collectives need all ranks, and their groups "
+      "cannot reform(): leave fewest = 0",
+      fewest, ranks.world));
+}
+
 // After the meeting, so that what fails here is told to the others.
 Result<std::unique_ptr<jit::Jit>> prepare_jit(const symm::Group& group, base::Logger& log) {
   CROSSDOCK_TRY(config, base::Config::load());
@@ -25,6 +35,7 @@ Result<std::unique_ptr<jit::Jit>> prepare_jit(const symm::Group& group, base::Lo
 
 Result<std::shared_ptr<Core>> Core::create(const GroupOptions& options) {
   const auto deadline = Deadline::in(options.ranks.timeout);
+  CROSSDOCK_CHECK_OK(check_place(options.ranks));
   CROSSDOCK_TRY(window, make_window(options.coll, options.ranks.world));
   CROSSDOCK_TRY(group, symm::Group::create(options.ranks, window.layout));
   base::Logger log;

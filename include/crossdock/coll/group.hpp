@@ -36,6 +36,8 @@ inline namespace v1 {
 using StreamPtr = void*;
 
 struct GroupOptions {
+  // A `place` is where the processes find each other, once: all seats are needed, and there is no
+  // reform().
   symm::GroupOptions ranks = {};
   Options coll = {};
 };

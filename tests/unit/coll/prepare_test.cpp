@@ -63,5 +63,21 @@ TEST_F(CollPrepare, OneWithoutMemoryIsNamedToTheOthers) {
   EXPECT_EQ(told.error().message, "rank 2 failed: " + failed.error().message);
 }
 
+// Nothing of it does without a rank, and no call lets one in.
+TEST(CollPlace, SeatsThatMayStayVacantAreRefused) {
+  coll::GroupOptions options{
+      .ranks = {.world = 4, .ranks = {{.rank = 0}}, .backend = symm::Backend::kCpu},
+      .coll = coll_options()};
+  options.ranks.place = symm::MeetingPlace{
+      .store = "inproc://coll-place", .name = "vacant", .fewest = 1, .settle = {}};
+  const auto made = coll::Group::create(options);
+  ASSERT_EQ(made.code(), Code::kInvalidArgument);
+  EXPECT_THAT(made.error().message, ::testing::AllOf(::testing::HasSubstr("fewest = 1 of 4 ranks"),
+                                                     ::testing::HasSubstr("need all ranks")));
+  options.ranks.world = 1;
+  const auto all = coll::Group::create(options);
+  EXPECT_TRUE(all.ok()) << all.error().describe();
+}
+
 }  // namespace
 }  // namespace crossdock::testing
