@@ -31,6 +31,13 @@ void FreePages::put(PageId page) {
   ++count_;
 }
 
+Result<> PoolCore::usable() const {
+  if (!forked()) return {};
+  return make_error(Code::kUnsupported,
+                    "this page pool was made before fork(), and is the parent's. Make an engine "
+                    "and a pool in the child");
+}
+
 Result<> PoolCore::check(const Admission& admission) const {
   if (admission.num_pages == 0 || admission.pages_per_hash == 0)
     return invalid_argument(
@@ -276,7 +283,7 @@ PageLease& PageLease::operator=(PageLease&& other) noexcept {
 }
 
 void PageLease::reset() noexcept {
-  if (table_ != nullptr) core_->end_lease(table_);
+  if (table_ != nullptr && !core_->forked()) core_->end_lease(table_);
   table_.reset();
   core_.reset();
 }
@@ -290,7 +297,7 @@ std::span<const PageId> PageLease::pages() const noexcept {
 Result<PagePool> PagePool::adopt(const PageLayout& layout, void* memory) {
   if (memory == nullptr)
     return invalid_argument("page pool: the memory is null; pass layout.pool_bytes() bytes");
-  return PagePool(std::make_shared<detail::PoolCore>(layout, memory, std::nullopt));
+  return PagePool(detail::PoolCore::make(layout, memory, std::nullopt));
 }
 
 const PageLayout& PagePool::layout() const noexcept {
@@ -300,26 +307,32 @@ std::byte* PagePool::base() const noexcept {
   return core_->base();
 }
 Result<BlockTable> PagePool::admit(const Admission& admission) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->admit(admission, std::nullopt);
 }
 Result<BlockTable> PagePool::admit(const Admission& admission, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->admit(admission, deadline);
 }
 Result<BlockTable> PagePool::table(RequestId request) const {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->table(request);
 }
 Result<> PagePool::mark_ready(RequestId request) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->mark_ready(request);
 }
 Result<> PagePool::release(RequestId request) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->release(request);
 }
 Result<PageLease> PagePool::lease(RequestId request) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   CROSSDOCK_TRY(table, core_->lease(request));
   return PageLease(core_, std::move(table));
 }
 PoolStats PagePool::stats() const {
-  return core_->stats();
+  return core_->forked() ? PoolStats{} : core_->stats();
 }
 
 }  // namespace v1

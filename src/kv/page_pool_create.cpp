@@ -11,7 +11,7 @@ Result<PagePool> PagePool::create(transfer::Engine& engine, const PageLayout& la
   options.label = std::string(label);
   CROSSDOCK_TRY(region, engine.allocate(layout.pool_bytes(), options));
   void* const memory = region.address();
-  return PagePool(std::make_shared<detail::PoolCore>(layout, memory, std::move(region)));
+  return PagePool(detail::PoolCore::make(layout, memory, std::move(region)));
 }
 
 }  // namespace v1

@@ -1,5 +1,6 @@
 // PoolCore: the state behind PagePool and PageLease. One mutex guards all of it; any thread calls.
-// It never touches the memory of the pool and never waits on a peer.
+// It never touches the memory of the pool and never waits on a peer. In a forked child it is left
+// as it is: a thread of the parent may hold the mutex or wait, for ever.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,6 +13,8 @@
 
 #include <crossdock/kv/page_pool.hpp>
 #include <crossdock/transfer/engine.hpp>
+
+#include "base/fork_check.hpp"
 
 namespace crossdock::kv {
 inline namespace v1 {
@@ -57,12 +60,19 @@ class FreePages {
 
 class PoolCore {
  public:
+  static std::shared_ptr<PoolCore> make(const PageLayout& layout, void* memory,
+                                        std::optional<transfer::Region> region) {
+    return {new PoolCore(layout, memory, std::move(region)), base::DeleteUnlessForked{}};
+  }
   PoolCore(const PageLayout& layout, void* memory, std::optional<transfer::Region> region)
       : layout_(layout),
         base_(static_cast<std::byte*>(memory)),
         region_(std::move(region)),
         free_(layout.options().num_pages) {}
 
+  [[nodiscard]] bool forked() const noexcept { return fork_.forked(); }
+  // kUnsupported in a forked child.
+  [[nodiscard]] Result<> usable() const;
   const PageLayout& layout() const noexcept { return layout_; }
   std::byte* base() const noexcept { return base_; }
 
@@ -87,6 +97,7 @@ class PoolCore {
   void free_table(PoolTable& table);
   std::uint32_t idle_pages() const;
 
+  const base::ForkCheck fork_;
   const PageLayout layout_;
   std::byte* const base_;
   const std::optional<transfer::Region> region_;

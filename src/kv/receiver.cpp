@@ -32,21 +32,25 @@ KvReceiver::~KvReceiver() {
 }
 
 Result<> KvReceiver::expect(const Expectation& expectation) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->expect(expectation);
 }
 Result<> KvReceiver::wait(RequestId request, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->wait(request, std::nullopt, deadline);
 }
 Result<> KvReceiver::wait(RequestId request, std::uint32_t layer, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->wait(request, layer, deadline);
 }
 void KvReceiver::abort(RequestId request, std::string reason) {
-  core_->abort(request, std::move(reason));
+  if (!core_->forked()) core_->abort(request, std::move(reason));
 }
 ReceiverStats KvReceiver::stats() const {
-  return core_->stats();
+  return core_->forked() ? ReceiverStats{} : core_->stats();
 }
 Result<> KvReceiver::close(Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->close(deadline);
 }
 

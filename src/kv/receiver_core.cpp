@@ -259,6 +259,13 @@ void ReceiverCore::abort(RequestId request, std::string reason) {
   run(effects);
 }
 
+Result<> ReceiverCore::usable() const {
+  if (!forked()) return {};
+  return make_error(Code::kUnsupported,
+                    "this KV receiver was created before fork(); its threads are in the parent. "
+                    "Create an engine, a pool and a receiver in the child");
+}
+
 ReceiverStats ReceiverCore::stats() const {
   const Lock lock(mutex_);
   ReceiverStats stats;

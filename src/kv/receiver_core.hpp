@@ -82,6 +82,8 @@ class ReceiverCore {
   // No callback or message is handled after it; joins the threads. Idempotent.
   void shutdown();
   [[nodiscard]] bool forked() const noexcept { return fork_.forked(); }
+  // kUnsupported in a forked child, where the mutex may be held for ever.
+  [[nodiscard]] Result<> usable() const;
 
   Result<> expect(const Expectation& expectation);
   Result<> wait(RequestId request, std::optional<std::uint32_t> layer, Deadline deadline);

@@ -31,25 +31,30 @@ KvSender::~KvSender() {
 }
 
 Result<> KvSender::push(RequestId request, std::uint32_t layer) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->push(request, layer, std::nullopt);
 }
 Result<> KvSender::push(RequestId request, std::uint32_t layer, std::uint32_t first_page,
                         std::uint32_t num_pages) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->push(request, layer, std::pair{first_page, num_pages});
 }
 Result<> KvSender::finish(RequestId request) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->finish(request);
 }
 Result<> KvSender::wait(RequestId request, Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->wait(request, deadline);
 }
 void KvSender::abort(RequestId request, std::string reason) {
-  core_->abort(request, std::move(reason));
+  if (!core_->forked()) core_->abort(request, std::move(reason));
 }
 SenderStats KvSender::stats() const {
-  return core_->stats();
+  return core_->forked() ? SenderStats{} : core_->stats();
 }
 Result<> KvSender::close(Deadline deadline) {
+  CROSSDOCK_CHECK_OK(core_->usable());
   return core_->close(deadline);
 }
 

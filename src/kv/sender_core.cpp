@@ -194,6 +194,13 @@ void SenderCore::abort(RequestId request, std::string reason) {
   run(std::move(effects));
 }
 
+Result<> SenderCore::usable() const {
+  if (!forked()) return {};
+  return make_error(Code::kUnsupported,
+                    "this KV sender was created before fork(); its threads are in the parent. "
+                    "Create an engine, a pool and a sender in the child");
+}
+
 SenderStats SenderCore::stats() const {
   const Lock lock(mutex_);
   SenderStats stats = stats_;

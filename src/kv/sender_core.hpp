@@ -103,6 +103,8 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   Result<> start();
   void shutdown();
   [[nodiscard]] bool forked() const noexcept { return fork_.forked(); }
+  // kUnsupported in a forked child, where the mutex may be held for ever.
+  [[nodiscard]] Result<> usable() const;
 
   Result<> push(RequestId request, std::uint32_t layer,
                 std::optional<std::pair<std::uint32_t, std::uint32_t>> range);

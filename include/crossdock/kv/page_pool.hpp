@@ -9,7 +9,8 @@
 //      └───────────── quarantine
 //
 // PagePool is a thread-safe handle on shared state. PageLease has one owner. No call waits on a
-// peer. SPDX-License-Identifier: Apache-2.0
+// peer. In a child after fork() both may be destroyed; calls return kUnsupported, stats() nothing.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,8 @@
 // fails but its pages stay in quarantine until there is one.
 // KvReceiver is thread-safe. The engine must outlive it. Destruction tells nobody and waits at most
 // ReceiverOptions::send_timeout for a message under way; pages that a sender may still write to
-// stay in quarantine until that sender is lost or fenced off. Prefer close().
+// stay in quarantine until that sender is lost or fenced off. Prefer close(). In a child after
+// fork() it may be destroyed; calls return kUnsupported.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

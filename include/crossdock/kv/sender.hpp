@@ -13,7 +13,8 @@
 // KvSender is thread-safe; pushes of one request may come from several threads. No call waits on a
 // peer unless it takes a Deadline. The engine must outlive the sender. Destruction stops transfers
 // without telling the peers, and waits at most SenderOptions::send_timeout for a message under way;
-// the pages of unfinished requests stay in quarantine until their transfers are terminal.
+// the pages of unfinished requests stay in quarantine until their transfers are terminal. In a
+// child after fork() it may be destroyed; calls return kUnsupported.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
