@@ -90,6 +90,7 @@ Result<> ReceiverCore::expect(const Expectation& expectation) {
     in->ticket = next_ticket_++;
     in->kept = keeper_->keep(std::move(in->lease));
     requests_[in->request] = in;
+    untold_ += in->sources.size();  // their tickets
     if (in->layers_left == 0) finish(in, effects);
   }
   clock_wake_.notify_one();
@@ -160,7 +161,18 @@ Result<> ReceiverCore::add_idle_sources(const std::vector<std::string>& names, I
 
 void ReceiverCore::send_tickets(const IncomingPtr& in) {
   for (std::size_t i = 0; i < in->sources.size(); ++i)
-    links_.post(in->sources[i].name, [this, in, i](Link& link) { send_ticket(link, in, i); });
+    links_.post(in->sources[i].name,
+                counted([this, in, i](Link& link) { send_ticket(link, in, i); }));
+}
+
+// A job that close() waits for; who posts it has added it to untold_.
+Link::Job ReceiverCore::counted(Link::Job job) {
+  return [this, job = std::move(job)](Link& link) {
+    job(link);
+    const Lock lock(mutex_);
+    --untold_;
+    changed_.notify_all();
+  };
 }
 
 message::Ticket ReceiverCore::ticket_for(const Incoming& in, std::size_t source) const {
@@ -295,13 +307,13 @@ Result<> ReceiverCore::close(Deadline deadline) {
     return std::count_if(requests_.begin(), requests_.end(),
                          [](const auto& entry) { return entry.second->phase != Phase::kDone; });
   };
-  while (busy() > 0 && !stopped_) {
-    if (deadline.passed())
-      return make_error(
-          Code::kDeadline,
-          fmt::format("{} requests are not quiesced; their pages stay in quarantine", busy()));
+  // Senders that are not told in time learn of it by the loss of this engine, or by a timeout.
+  while ((busy() > 0 || untold_ > 0) && !stopped_ && !deadline.passed())
     changed_.wait_until(lock, deadline.when());
-  }
+  if (busy() > 0 && !stopped_)
+    return make_error(
+        Code::kDeadline,
+        fmt::format("{} requests are not quiesced; their pages stay in quarantine", busy()));
   lock.unlock();
   shutdown();
   return {};

@@ -128,6 +128,7 @@ class ReceiverCore {
   void settle(const IncomingPtr& in, Effects& effects);
   void finish(const IncomingPtr& in, Effects& effects);
   void post_abort(const IncomingPtr& in, std::size_t source);
+  Link::Job counted(Link::Job job);
 
   void stop_source(Link& link, const IncomingPtr& in, std::size_t source);
   void try_fence(Link& link, const IncomingPtr& in, std::size_t source);
@@ -158,6 +159,7 @@ class ReceiverCore {
   std::uint64_t next_ticket_ = 0;
   std::uint64_t bytes_received_ = 0;
   std::uint64_t ignored_ = 0;
+  std::size_t untold_ = 0;  // tickets and Aborts on their way
   bool stopped_ = false;
   LinkSet links_;
   std::thread clock_;

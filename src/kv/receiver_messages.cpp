@@ -289,9 +289,11 @@ void ReceiverCore::finish(const IncomingPtr& in, Effects& effects) {
   changed_.notify_all();
 }
 
+// With the mutex held.
 void ReceiverCore::post_abort(const IncomingPtr& in, std::size_t source) {
+  ++untold_;
   links_.post(in->sources[source].name,
-              [this, in, source](Link& link) { stop_source(link, in, source); });
+              counted([this, in, source](Link& link) { stop_source(link, in, source); }));
 }
 
 // On a thread of the link. An Abort that cannot be delivered is followed by a fence at once.

@@ -38,6 +38,9 @@ class Relay {
     while (!deaf_.load() && !until.passed())
       std::this_thread::yield();
   }
+  // Who connects from now on is left waiting, until go_on().
+  void hold() { held_.store(true); }
+  void go_on() { held_.store(false); }
   // Connections after the first end at once.
   void take_one_only() { one_only_.store(true); }
 
@@ -50,7 +53,7 @@ class Relay {
   void run() {
     while (!stop_.load()) {
       deaf_.store(unread_.load());
-      std::vector<pollfd> ready{{listener_.fd.get(), POLLIN, 0}};
+      std::vector<pollfd> ready{{held_.load() ? -1 : listener_.fd.get(), POLLIN, 0}};
       for (std::size_t i = 0; i < connections_.size(); ++i) {
         const auto& connection = connections_[i];
         const bool deaf = i == 0 && deaf_.load();
@@ -60,7 +63,7 @@ class Relay {
       (void)::poll(ready.data(), ready.size(), 5);
       for (std::size_t i = 1; i < ready.size(); ++i)
         if (ready[i].revents != 0) pass_on((i - 1) / 2, i % 2 == 0);
-      if (ready[0].revents != 0) accept();
+      if (ready[0].revents != 0 && !held_.load()) accept();
     }
   }
 
@@ -101,6 +104,7 @@ class Relay {
   const std::chrono::nanoseconds pause_;
   base::Listener listener_;
   std::atomic<bool> stop_{false};
+  std::atomic<bool> held_{false};
   std::atomic<bool> one_only_{false};
   std::atomic<bool> unread_{false};
   std::atomic<bool> deaf_{false};  // the thread has seen it

@@ -102,8 +102,9 @@ class CROSSDOCK_API KvReceiver {
   void abort(RequestId request, std::string reason);
 
   [[nodiscard]] ReceiverStats stats() const;
-  // Aborts what is active and waits until it is quiesced. kDeadline: not all of it; the receiver
-  // goes on trying until it is destroyed, and the pages in doubt stay in quarantine even then.
+  // Aborts what is active, waits until it is quiesced and the senders are told. kDeadline: not all
+  // of it is quiesced; the receiver goes on trying until it is destroyed, and the pages in doubt
+  // stay in quarantine even then. Ok when only some senders could not be told until `deadline`.
   Result<> close(Deadline deadline);
 
  private:
