@@ -187,6 +187,8 @@ void SenderCore::abort(RequestId request, std::string reason) {
   Effects effects;
   {
     const Lock lock(mutex_);
+    const auto found = requests_.find(request);
+    if (found != requests_.end() && found->second->phase == SendPhase::kDone) return;
     fail(find_or_make(request),
          make_error(Code::kCancelled, fmt::format("request {} was aborted: {}", request, reason)),
          effects);
@@ -262,11 +264,8 @@ void SenderCore::settle(const OutgoingPtr& out, Effects& effects) {
           const Destination& to = *entry.second;
           return to.complete && to.next_push == out->pushes.size() && to.inflight.empty();
         });
-    // Receivers that have everything and are gone wait for no finish().
-    const bool all_gone = std::all_of(
-        out->destinations.begin(), out->destinations.end(),
-        [&](const auto& entry) { return entry.second->told && all_taken(*entry.second); });
-    if ((out->finished || all_gone) && all_asked(*out) && all_sent) retire(out, effects);
+    // Also when every receiver is gone with all it wanted: more may be pushed until finish().
+    if (out->finished && all_asked(*out) && all_sent) retire(out, effects);
     return;
   }
   bool quiet = true;

@@ -4,7 +4,7 @@
 // Go to its Ready, or when an earlier Go stands for the connection: see receiver_core.hpp.
 //
 //   kActive ── finished, every receiver's parts delivered ──> kDone (ok)
-//      │ abort by either side, failed transfer, lost receiver, timeout
+//      │ abort by either side, failed transfer, receiver lost before its parts are, timeout
 //      v
 //   kStopping ── no transfer in flight ── Stopped to receivers ──> kDone (error)
 //
@@ -60,7 +60,7 @@ struct Destination {
   explicit Destination(const PageLayout& receiver_layout) : layout(receiver_layout) {}
   std::string peer_name;
   std::uint64_t instance = 0;
-  std::optional<transfer::Peer> peer;  // until the request is over
+  std::optional<transfer::Peer> peer;  // until the request is over; may be missing for no pages
   std::uint64_t ticket = 0;
   PageLayout layout;
   HeadRange heads;
@@ -150,8 +150,9 @@ class SenderCore : public std::enable_shared_from_this<SenderCore> {
   void lose_ticket(const std::string& receiver, const message::Ticket& ticket,
                    const std::string& why, Effects& effects);
   // What a ticket led to: refused, or served, and whether its receiver must be asked for Go.
-  Result<bool> add_ticket(const Link& link, const transfer::Peer& peer,
-                          const message::Ticket& ticket, Effects& effects);
+  Result<bool> add_ticket(const Link& link, std::uint64_t instance,
+                          const Result<transfer::Peer>& peer, const message::Ticket& ticket,
+                          Effects& effects);
   Result<DestinationPtr> add_chunk(Outgoing& out, const message::Ticket& ticket);
   Result<DestinationPtr> destination_for(Outgoing& out, const message::Ticket& ticket);
   Result<DestinationPtr> new_destination(Outgoing& out, const message::Ticket& ticket);

@@ -42,12 +42,13 @@ void SenderCore::accept_ticket(Link& link, std::uint64_t instance, const message
   const auto peer = link.peer(instance, ticket.address);
   Effects effects;
   bool ask = false;
-  if (!peer.ok()) {
+  // One that wants no pages need not be reached: others may have given it everything already.
+  if (!peer.ok() && ticket.total_pages > 0) {
     lose_ticket(link.peer_name(), ticket, peer.error().message, effects);
   } else {
     const Lock lock(mutex_);
     if (stopped_) return;
-    const auto added = add_ticket(link, *peer, ticket, effects);
+    const auto added = add_ticket(link, instance, peer, ticket, effects);
     if (!added.ok()) post_stopped(link.peer_name(), ticket.request, ticket.ticket, added.error());
     ask = added.ok() && *added;
   }
@@ -109,7 +110,8 @@ void SenderCore::lose_ticket(const std::string& receiver, const message::Ticket&
 }
 
 // With the mutex held. True when the receiver must be asked for Go.
-Result<bool> SenderCore::add_ticket(const Link& link, const transfer::Peer& peer,
+Result<bool> SenderCore::add_ticket(const Link& link, std::uint64_t instance,
+                                    const Result<transfer::Peer>& peer,
                                     const message::Ticket& ticket, Effects& effects) {
   const auto known = requests_.find(ticket.request);
   const OutgoingPtr before = known == requests_.end() ? nullptr : known->second;
@@ -122,9 +124,9 @@ Result<bool> SenderCore::add_ticket(const Link& link, const transfer::Peer& peer
   }
   const DestinationPtr& to = *added;
   if (!to->peer) {
-    to->peer = peer;
+    if (peer.ok()) to->peer = *peer;
     to->peer_name = link.peer_name();
-    to->instance = peer.instance();
+    to->instance = instance;
     to->epoch = link.epoch();
   }
   to->complete = to->pages.size() == to->total_pages;
@@ -253,10 +255,7 @@ void SenderCore::on_peer_lost(const transfer::Message& from) {
         if (to->instance != from.peer_instance) continue;
         to->told = true;
         // It may have closed because it has everything; the transfers know, for they end here.
-        if (all_taken(*to)) {
-          settle(out, effects);
-          continue;
-        }
+        if (all_taken(*to)) continue;
         Error error = make_error(Code::kPeerLost, fmt::format("request {}: receiver {} (rank {}) "
                                                               "was lost",
                                                               out->request, to->peer_name, rank));

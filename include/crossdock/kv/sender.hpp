@@ -81,14 +81,16 @@ class CROSSDOCK_API KvSender {
   // The same for the request's pages [first_page, first_page + num_pages), for chunked prefill.
   Result<> push(RequestId request, std::uint32_t layer, std::uint32_t first_page,
                 std::uint32_t num_pages);
-  // No more pushes follow. In batch mode this sends. kNotFound for a request never pushed.
+  // No more pushes follow. In batch mode this sends. kNotFound for a request never pushed. No
+  // request is delivered before it, whatever its receivers have: its pages stay leased.
   Result<> finish(RequestId request);
   // Until the request is over and quiesced: ok when every receiver has all its parts, otherwise why
   // not. kDeadline with scope kCall: still going on. The outcome is kept for the last 4,096
   // requests.
   Result<> wait(RequestId request, Deadline deadline);
   // Stops the request: cancels its transfers, waits for nothing. Receivers are told once nothing
-  // can touch their pages. Idempotent; unknown ids are remembered, so that late pushes are refused.
+  // can touch their pages. Idempotent, and nothing for a request that is over; unknown ids are
+  // remembered, so that late pushes are refused.
   void abort(RequestId request, std::string reason);
 
   [[nodiscard]] SenderStats stats() const;
