@@ -39,6 +39,15 @@ Result<> check_table(const Options& o) {
   return {};
 }
 
+// A part of what add() gave, for ranks to compare.
+void name_part(device::SymmetricLayout& layout, const device::SymmetricArea& part) {
+  if (layout.count == device::SymmetricLayout::kMaxAreas) {
+    layout.overflow = true;
+  } else {
+    layout.areas[layout.count++] = part;
+  }
+}
+
 }  // namespace
 
 Result<Window> make_window(const Options& o, u32 world) {
@@ -65,8 +74,13 @@ Result<Window> make_window(const Options& o, u32 world) {
   w.arrived = l.add("coll.arrived", u64{world} * o.inflight * 8);
   w.control_bytes = l.bytes;
   w.inputs = l.add("coll.inputs", o.session_bytes);
-  w.slots = l.add("coll.slots", u64{w.channels} * o.inflight * w.slot_bytes);
+  // What options mean for other ranks has to show in the areas, which ranks compare; sizes alone do
+  // not tell two wide rows from four narrow ones, nor the channels of a world of 2.
+  const bool any_rank = o.tensor_bytes > 0 && o.pipeline == Pipeline::kAll;
+  w.slots = l.add(any_rank ? "coll.slots for any rank" : "coll.slots for neighbours",
+                  u64{w.channels} * o.inflight * w.slot_bytes);
   w.table = l.add("coll.table", o.shard_rows * o.row_bytes);
+  if (o.shard_rows > 0) name_part(l, {"coll.table row", w.table, o.row_bytes});
   return w;
 }
 

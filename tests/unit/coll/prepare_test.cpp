@@ -14,6 +14,8 @@
 namespace crossdock::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 class CollPrepare : public FakeCudaTest {
  protected:
   using Compiler = Result<std::unique_ptr<jit::Jit>>;
@@ -45,6 +47,37 @@ class CollPrepare : public FakeCudaTest {
   }
   jit::TemporaryFolder folder_;
 };
+
+// Two processes on the CPU whose options take the same memory and mean other things by it.
+void expect_refused(const coll::Options& mine, const coll::Options& others, const char* differing,
+                    const char* other) {
+  const char* name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const auto create = [&](u32 process, const coll::Options& options) -> Result<> {
+    coll::GroupOptions made{.ranks = {.world = 2, .backend = symm::Backend::kCpu}, .coll = options};
+    made.ranks.ranks = {{.rank = process}};
+    CROSSDOCK_TRY(exchange,
+                  symm::open_store_exchange("inproc://coll-agree", name, {process, 2}, soon()));
+    made.ranks.exchange = std::move(exchange);
+    const auto group = coll::Group::create(made);
+    return group.ok() ? Result<>() : group.error();
+  };
+  ASSERT_EQ(coll::sizes(mine, 2)->window_bytes, coll::sizes(others, 2)->window_bytes);
+  auto second = std::async(std::launch::async, [&] { return create(1, others); });
+  for (const Result<>& told : {create(0, mine), second.get()}) {
+    ASSERT_EQ(told.code(), Code::kIncompatible) << (told.ok() ? "got a group" : "");
+    EXPECT_THAT(told.error().message, HasSubstr(differing));
+    EXPECT_THAT(told.error().message, HasSubstr(other));
+  }
+}
+TEST(CollAgreement, RowsOfAnotherWidthAreFoundOut) {
+  expect_refused({.shard_rows = 4, .row_bytes = 32}, {.shard_rows = 8, .row_bytes = 16},
+                 "'coll.table row' of 32 bytes", "'coll.table row' of 16 bytes");
+}
+TEST(CollAgreement, TensorsForOtherRanksAreFoundOut) {
+  expect_refused({.tensor_bytes = 256, .pipeline = coll::Pipeline::kAll},
+                 {.tensor_bytes = 256, .pipeline = coll::Pipeline::kNeighbours},
+                 "'coll.slots for any rank'", "'coll.slots for neighbours'");
+}
 
 TEST_F(CollPrepare, ProcessesThatCanAllGetAGroup) {
   for (const Result<>& done : create_both(compiler()))
