@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "coll/core.hpp"
+#include "symm/pointers.hpp"
 
 namespace crossdock::coll {
 
@@ -40,7 +41,7 @@ Result<> Core::check_tensor(const RankState& state, u32 peer, const char* call, 
                     "tensor_bytes = {}",
                     call, bytes, options_.tensor_bytes));
   if (tensor == nullptr) return invalid_argument(fmt::format("coll {}: the tensor is null", call));
-  return {};
+  return symm::check_copied(rank_of(state), {"coll", call, tensor, "values of the tensor"});
 }
 
 Result<> Core::send(u32 r, u32 to, const void* tensor, u64 bytes, StreamPtr stream) {

@@ -54,6 +54,9 @@ Result<> Core::write_rows(u32 r, const Rows& rows, StreamPtr stream) {
                                         r));
   if (rows.rows == nullptr && rows.count > 0)
     return invalid_argument("coll write_rows: the rows are null");
+  if (rows.count > 0)
+    CROSSDOCK_CHECK_OK(
+        symm::check_copied(rank_of(*state), {"coll", "write_rows", rows.rows, "rows"}));
   CROSSDOCK_TRY(lane, lane_of(*state, stream));
   const NoteAtEnd noted(state->given, lane);
   CROSSDOCK_CHECK_OK(barrier(r, stream));

@@ -113,9 +113,11 @@ Result<u64> Core::place(Session::State& s, const void* input_at, u64 bytes) {
 Result<> Core::all_gather(Session::State& s, const void* input_at, void* output, u64 bytes) {
   CROSSDOCK_CHECK_OK(refuse_session(s, "all_gather"));
   CROSSDOCK_CHECK_OK(check_part("all_gather", input_at, output, bytes));
+  const symm::Rank& rank = rank_of(*s.rank);
+  CROSSDOCK_CHECK_OK(symm::check_copied(rank, {"coll", "all_gather", input_at, "values to give"}));
+  CROSSDOCK_CHECK_OK(symm::check_copied(rank, {"coll", "all_gather", output, "values gathered"}));
   const NoteAtEnd noted(s.rank->given, s.lane);
   CROSSDOCK_TRY(offset, place(s, input_at, bytes));
-  const symm::Rank& rank = rank_of(*s.rank);
   const u32 self = rank.rank();
   const u32 call = s.calls++;
   const u64 said = tag(Said::kGather, offset, bytes);
@@ -153,6 +155,7 @@ Result<> Core::reduce_scatter(Session::State& s, const Scatter& c) {
     return invalid_argument(fmt::format(
         "coll reduce_scatter: output at {} must begin at a multiple of 16 bytes", c.output));
   const symm::Rank& rank = rank_of(*s.rank);
+  CROSSDOCK_CHECK_OK(symm::check_copied(rank, {"coll", "reduce_scatter", c.input, "values"}));
   CROSSDOCK_CHECK_OK(symm::check_pointer(rank, {"coll", "reduce_scatter", c.output, "sums"}));
   const NoteAtEnd noted(s.rank->given, s.lane);
   CROSSDOCK_TRY(offset, place(s, c.input, bytes * window_.world));

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <string>
+#include <string_view>
 
 #include "cuda/memory.hpp"
 
@@ -20,7 +21,30 @@ bool is_reached(const cuda::Context& context, cuda::DevicePtr address) {
   return status == cuda::Status::kSuccess && seen == address;
 }
 
+Error refusal(const Rank& rank, const GivenPointer& given, std::string_view is,
+              std::string_view needed) {
+  return invalid_argument(fmt::format("{} {}: {} at {} are {}: rank {} needs them {}", given.engine,
+                                      given.call, given.what, given.address, is, rank.rank(),
+                                      needed));
+}
+
+constexpr std::string_view kUnknown = "not memory that the driver knows";
+
 }  // namespace
+
+Result<> check_copied(const Rank& rank, const GivenPointer& given) {
+  const cuda::Context* context = rank.device().context();
+  if (context == nullptr || given.address == nullptr) return {};
+  int ordinal = -1;
+  if (context->driver().cuPointerGetAttribute(&ordinal, cuda::PointerAttribute::kDeviceOrdinal,
+                                              cuda::device_ptr(given.address)) ==
+      cuda::Status::kSuccess)
+    return {};
+  return refusal(rank, given, kUnknown,
+                 fmt::format("on GPU {} or in pinned memory: a copy of other memory of the host "
+                             "would make the call wait for the stream",
+                             context->ordinal()));
+}
 
 Result<> check_pointer(const Rank& rank, const GivenPointer& given) {
   const cuda::Context* context = rank.device().context();
@@ -30,7 +54,7 @@ Result<> check_pointer(const Rank& rank, const GivenPointer& given) {
   const cuda::Status status = context->driver().cuPointerGetAttribute(
       &ordinal, cuda::PointerAttribute::kDeviceOrdinal, address);
   if (status == cuda::Status::kSuccess && ordinal == context->ordinal()) return {};
-  std::string is = "not memory that the driver knows";
+  std::string is(kUnknown);
   if (status == cuda::Status::kSuccess) {
     CROSSDOCK_TRY(info, cuda::query_pointer(context->driver(), address));
     const bool shared = info.managed || info.type == cuda::MemoryType::kHost;
@@ -38,9 +62,7 @@ Result<> check_pointer(const Rank& rank, const GivenPointer& given) {
     is = shared ? "memory of the host that this GPU does not reach there"
                 : fmt::format("memory of GPU {}", ordinal);
   }
-  return invalid_argument(fmt::format("{} {}: {} at {} are {}: rank {} needs them on GPU {}",
-                                      given.engine, given.call, given.what, given.address, is,
-                                      rank.rank(), context->ordinal()));
+  return refusal(rank, given, is, fmt::format("on GPU {}", context->ordinal()));
 }
 
 }  // namespace crossdock::symm

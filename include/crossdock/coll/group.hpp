@@ -7,7 +7,8 @@
 //   group.write_rows(rank, 0, rows, n)       group.fetch_rows(rank, numbers, n, out)
 //
 // Calls put work on a stream and return; nothing waits for the GPU or allocates, and all of it may
-// be captured into a CUDA graph: what ranks say to each other is the same in every replay. Every
+// be captured into a CUDA graph: what ranks say to each other is the same in every replay. Arrays
+// are memory of GPUs, or pinned: others are refused, since a copy of them would wait here. Every
 // rank makes the same collective calls in the same order. On different streams a rank's sessions,
 // its barriers and its tensors to or from one peer still run in the order of the calls: the later
 // stream waits for the earlier on the GPU. Replays of graphs with them are put in an order by

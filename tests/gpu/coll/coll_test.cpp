@@ -124,8 +124,9 @@ TEST_F(CollGpu, GraphsAreReplayedWithNewData) {
   }
 }
 
-// A kernel that follows such a pointer would end the context, and all that is in it.
-TEST_F(CollGpu, MemoryOfTheHostIsRefusedWhereAKernelFollowsIt) {
+// A kernel that follows such a pointer would end the context, and all that is in it; a copy would
+// keep the caller waiting.
+TEST_F(CollGpu, MemoryOfTheHostIsRefused) {
   CollRig rig(options(1));
   std::vector<std::int32_t> numbers(4);
   alignas(16) static u8 rows[4 * 7168];
@@ -138,6 +139,10 @@ TEST_F(CollGpu, MemoryOfTheHostIsRefusedWhereAKernelFollowsIt) {
   refused(rig.group().fetch_rows(0, rig.memory(0, numbers), 4, rows));
   auto session = rig.group().begin(0).value();
   refused(session.reduce_scatter(output, rows, 64, coll::DataType::kF32));
+  refused(session.reduce_scatter(rows, output, 64, coll::DataType::kF32));
+  refused(session.all_gather(output, rows, 64));
+  refused(session.all_gather(rows, output, 64));
+  refused(rig.group().write_rows(0, 0, rows, 1));
   EXPECT_OK(session.end());
   ASSERT_NO_FATAL_FAILURE(check_rows<std::int32_t>(rig, 30));
 }
