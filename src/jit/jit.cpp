@@ -34,7 +34,7 @@ Result<const Compiler*> Jit::compiler(Deadline deadline) {
   if (!compiler_) {
     CROSSDOCK_TRY(opened, open_compiler(options_.compiler, deadline));
     compiler_ = std::move(opened);
-    CROSSDOCK_LOG(options_.log, kInfo, "kernels are compiled by {} ({})", compiler_->id(),
+    CROSSDOCK_LOG(options_.log, kDebug, "kernels are compiled by {} ({})", compiler_->id(),
                   compiler_->location());
   }
   return static_cast<const Compiler*>(compiler_.get());

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/config.hpp"
+#include "base/log.hpp"
 
 namespace crossdock::symm {
 namespace {
@@ -29,7 +30,8 @@ Result<u32> count_resident_blocks(const jit::Kernel& kernel, const BlockShape& b
 Result<std::unique_ptr<jit::Jit>> open_jit(const Group& group) {
   if (group.backend() != Backend::kGpu) return std::unique_ptr<jit::Jit>();
   CROSSDOCK_TRY(config, base::Config::load());
-  auto options = jit::JitOptions::from_config(config);
+  CROSSDOCK_TRY(log, base::Logger::create(config.string("log.level")));
+  auto options = jit::JitOptions::from_config(config, log.component("jit"));
   options.compiler.newest_cuda = group.driver()->version;
   return std::make_unique<jit::Jit>(std::move(options));
 }

@@ -72,7 +72,7 @@ class Prepared {
 
 // The compiler of a group's kernels, by the jit.* settings: none that is newer than the driver of
 // the group, which could not load what it makes. Null on the CPU backend, where kernels run in the
-// twin.
+// twin. What is to be said of the compiler and of the cache goes to the log, as jit.
 Result<std::unique_ptr<jit::Jit>> open_jit(const Group& group);
 
 class Launcher {

@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "symm/launch.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <gmock/gmock.h>
 
 #include "cuda/graph.hpp"
@@ -21,6 +23,18 @@ using ::testing::HasSubstr;
 Deadline soon() {
   return Deadline::in(60s);
 }
+
+// A setting of the environment, for as long as this lives.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Setting() { ::unsetenv(name_); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+};
 
 class GpuLaunch : public crossdock::testing::FakeCudaTest {
  protected:
@@ -147,6 +161,20 @@ TEST_F(GpuLaunch, PreparingIsRefusedWhereItCannotWork) {
   const auto capture = cuda::Capture::begin(*group_->rank(1).device().stream()).value();
   EXPECT_EQ(launcher_->prepare(barrier_kernel(false, false), {}, soon()).code(),
             Code::kInvalidArgument);
+}
+
+// The sentence that names the remedy is of no use where nobody can read it.
+TEST_F(GpuLaunch, ACacheThatCannotBeWrittenIsToldOnceByTheJitOfAGroup) {
+  const Setting folder("CROSSDOCK_JIT_CACHE_DIR", "/proc/crossdock-no-such-cache");
+  const auto opened = open_jit(*group_);
+  ASSERT_TRUE(opened.ok()) << opened.error().describe();
+  ::testing::internal::CaptureStderr();
+  (*opened)->cache().store("a.kernel", {});
+  (*opened)->cache().store("b.kernel", {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr(" warn jit "));
+  EXPECT_THAT(said, HasSubstr("the kernel cache /proc/crossdock-no-such-cache cannot be written"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
 }
 
 }  // namespace
