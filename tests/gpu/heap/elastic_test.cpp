@@ -106,5 +106,26 @@ TEST_F(ElasticGpuNotUnderSanitizer, AVacantSeatHarmsNobodyUntilItIsTaken) {
   ASSERT_NO_FATAL_FAILURE(expect_all_meet());
 }
 
+// It runs on, late, with what it has mapped from before: no word of it and no signal of its barrier
+// may reach the window that the other uses now, alone or with a new process.
+TEST_F(ElasticGpuNotUnderSanitizer, WhatOneThatWasLeftOutWritesReachesNobody) {
+  constexpr std::uint64_t kBytes = std::uint64_t{1} << 30;
+  ASSERT_NO_FATAL_FAILURE(start(2, kBytes));
+  const auto late = std::move(workers_.back());
+  workers_.pop_back();
+  ASSERT_EQ(workers_[0]->ask("reform 30000"), "ok");
+  ASSERT_EQ(workers_[0]->ask("vacant"), "vacant 1");
+  const auto expect_no_word = [&] {
+    EXPECT_EQ(late->ask("write"), "ok");
+    EXPECT_THAT(late->ask("barrier 1"), AllOf(StartsWith("error"), HasSubstr("for rank 0")));
+    EXPECT_EQ(workers_[0]->ask("word 1"), "word 0");
+  };
+  ASSERT_NO_FATAL_FAILURE(expect_no_word());
+  ASSERT_NO_FATAL_FAILURE(replace(1, 2, kBytes));
+  EXPECT_EQ(late->ask("write"), "ok");
+  EXPECT_THAT(ask_all(workers_, "word 1"), Each("word 0"));
+  ASSERT_NO_FATAL_FAILURE(expect_all_meet());
+}
+
 }  // namespace
 }  // namespace crossdock::testing
