@@ -95,6 +95,7 @@ class LayerSizes:
     places: int
     activation_bytes: int  #: between the products, with scales
     output_bytes: int  #: of the second product
+    ones_bytes: int  #: weights of choices for which none are given
     weights: WeightSizes  #: of the rank with the most experts
     shared_bytes: int  #: shared experts: buffers between their stages
     shared_weights: WeightSizes  #: and weights, the same on every rank
@@ -237,9 +238,9 @@ class Layer(RankOwner):
         ``rows``: [tokens, hidden] bf16, which a layer of e4m3 or e2m1 casts as it sends, or e4m3 with
         ``scales``, [tokens, hidden / 128] float32 (of a layer with ue8m0 uint8, padded to a multiple of
         four, or int32 with four in each); rows on multiples of 16 bytes. ``ids``: [tokens, top_k], -1 is
-        none. ``weights``: [tokens, top_k] float32, the factor of each choice; None: 1.
-        ``shared_weights``: [tokens] float32, that of the shared experts. ``residual``: added first.
-        ``expected_rows``: that an expert gets on average, to choose tiles by; 0: as if all ranks had as
+        none. ``weights``: [tokens, top_k] float32, the factor of each choice; None: 1, whatever other
+        ranks give. ``shared_weights``: [tokens] float32, that of the shared experts. ``residual``: added
+        first. ``expected_rows``: that an expert gets on average, to choose tiles by; 0: as if all ranks had as
         many tokens and chose evenly. ``rank`` may be left out where this process has one.
         ``stream``: default the current one of the rows' framework.
 

@@ -125,6 +125,7 @@ nb::dict dict_of(const moe::LayerSizes& sizes) {
   out["places"] = sizes.places;
   out["activation_bytes"] = sizes.activation_bytes;
   out["output_bytes"] = sizes.output_bytes;
+  out["ones_bytes"] = sizes.ones_bytes;
   out["weights"] = dict_of(sizes.weights);
   out["shared_bytes"] = sizes.shared_bytes;
   out["shared_weights"] = dict_of(sizes.shared_weights);

@@ -34,6 +34,7 @@ Result<LayerSizes> sizes_of(const LayerOptions& options, const ep::Options& grou
   out.activation_bytes = out.places * options.inter * row_width(options) +
                          columns * scale_words(options, options.inter) * sizeof(float);
   out.output_bytes = out.places * options.hidden * 2;
+  out.ones_bytes = u64{options.max_tokens} * options.top_k * sizeof(float);
   if (options.shared_inter == 0) return out;
   CROSSDOCK_TRY(shared, weight_sizes({.format = options.format,
                                       .experts = 1,
@@ -64,13 +65,13 @@ Result<std::shared_ptr<LayerCore>> LayerCore::create(std::shared_ptr<ep::Core> g
     core->shared_ = std::move(shared);
   }
   for (const u32 rank : core->group_->group().local_ranks()) {
-    CROSSDOCK_CHECK_OK(core->allocate(rank));
+    CROSSDOCK_CHECK_OK(core->allocate(rank, deadline));
     CROSSDOCK_CHECK_OK(core->make_side(rank));
   }
   return core;
 }
 
-Result<> LayerCore::allocate(u32 r) {
+Result<> LayerCore::allocate(u32 r, Deadline deadline) {
   symm::Rank& on = rank(r);
   Buffers b;
   b.rank = r;
@@ -78,6 +79,10 @@ Result<> LayerCore::allocate(u32 r) {
   CROSSDOCK_TRY(outputs, on.allocate(sizes_.output_bytes));
   b.activations = std::move(activations);
   b.outputs = std::move(outputs);
+  const std::vector<float> ones(u64{options_.max_tokens} * options_.top_k, 1.0f);
+  CROSSDOCK_TRY(made, on.allocate(sizes_.ones_bytes));
+  CROSSDOCK_CHECK_OK(on.write(made.address(), ones.data(), sizes_.ones_bytes, deadline));
+  b.ones = std::move(made);
   if (scaled(options_)) {
     CROSSDOCK_TRY(scales, on.allocate(scale_columns() * scale_words(options_, options_.inter) *
                                       sizeof(float)));

@@ -121,6 +121,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
     symm::LocalMemory activations;        // [places][inter]
     symm::LocalMemory activation_scales;  // e4m3: [inter / 128][places]
     symm::LocalMemory outputs;            // bf16 [places][hidden]; before that: ordered rows
+    symm::LocalMemory ones;               // [max_tokens][top_k]: for choices without weights
   };
   // Of one rank: where dispatches run beside the products, and what orders them (layer_split.cpp).
   struct Side {
@@ -141,7 +142,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   };
   LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
       : options_(options), group_(std::move(group)) {}
-  Result<> allocate(u32 rank);
+  Result<> allocate(u32 rank, Deadline deadline);
   // The biases of the products: whether there are any counts.
   Result<> prepare(Deadline deadline, std::optional<Bias> of_first = {},
                    std::optional<Bias> of_second = {}) const;
@@ -163,7 +164,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   // Blocks of a product that leave the dispatch beside it its SMs.
   [[nodiscard]] u32 blocks_beside(u32 rank) const;
   [[nodiscard]] u32 expected_rows(const LayerInput& input) const;
-  [[nodiscard]] ep::Tokens tokens(const LayerInput& input) const;
+  [[nodiscard]] ep::Tokens tokens(u32 rank, const LayerInput& input) const;
   // Received rows in the order of their places, with their scales, in the memory of the outputs,
   // which the second product writes when the first has read them.
   [[nodiscard]] ep::Expanded ordered(const Buffers& buffers) const;

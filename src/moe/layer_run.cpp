@@ -114,13 +114,15 @@ u32 LayerCore::expected_rows(const LayerInput& input) const {
   return static_cast<u32>(std::clamp(rows, u64{1}, std::max(most, u64{1})));
 }
 
-ep::Tokens LayerCore::tokens(const LayerInput& in) const {
+// Weights are always delivered: a rank cannot know whether others give theirs, least of all one
+// without tokens, and a factor of 1 changes no bit.
+ep::Tokens LayerCore::tokens(u32 r, const LayerInput& in) const {
   ep::Tokens t{.count = in.count,
                .rows = in.rows,
                .row_bytes = options_.hidden * (in.format == Format::kE4m3 ? 1 : 2),
                .row_stride = in.row_stride,
                .ids = in.ids,
-               .weights = in.weights};
+               .weights = in.weights != nullptr ? in.weights : buffers(r).ones.as<float>()};
   if (!scaled(options_)) return t;
   t.scales_by_column = true;
   t.cast = in.format == Format::kBf16;
@@ -213,7 +215,7 @@ Result<> LayerCore::forward(const RankWeights& weights, const Call& call) {
   const bool orders =
       group_->copies_beside(weights.rank) && row_order(call.input) == RowOrder::kCopy;
   const ep::Expanded to = ordered(buffers(weights.rank));
-  CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(call.input),
+  CROSSDOCK_TRY(handle, group_->dispatch(weights.rank, tokens(weights.rank, call.input),
                                          {.expanded = orders ? &to : nullptr}, call.stream));
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
   return finish(weights, call, handle, orders);
@@ -240,10 +242,9 @@ Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const e
   CROSSDOCK_CHECK_OK(done(LayerStage::kOrder));
   GemmCall two = second(weights.view, got, grouped, b);
   one.expected_rows = two.expected_rows = expected_rows(call.input);
-  const bool weighted = call.input.weights != nullptr;
   // The bias of the second product is weighted with the rest of a choice's output.
   const bool late = weights.down_bias.address() != nullptr;
-  if (weighted && !late) one.swiglu->row_weights = grouped.weights;
+  if (!late) one.swiglu->row_weights = grouped.weights;
   if (weights.gate_up_bias.address() != nullptr)
     one.bias = Bias{weights.gate_up_bias.address(), weights.bias_number};
   if (late) two.bias = Bias{weights.down_bias.address(), weights.bias_number};
@@ -252,8 +253,8 @@ Result<> LayerCore::finish(const RankWeights& weights, const Call& call, const e
   CROSSDOCK_CHECK_OK(gemm_->run(r, two, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kSecond));
 
-  CROSSDOCK_CHECK_OK(group_->reduce_rows(
-      handle, {.rows = b.outputs.address(), .weighted = weighted && late}, call.stream));
+  CROSSDOCK_CHECK_OK(
+      group_->reduce_rows(handle, {.rows = b.outputs.address(), .weighted = late}, call.stream));
   CROSSDOCK_CHECK_OK(done(LayerStage::kReduce));
   const LayerOutput& out = call.output;
   const void* const shared =

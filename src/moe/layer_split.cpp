@@ -110,7 +110,7 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
     CROSSDOCK_CHECK_OK(beside.stream->wait(*beside.ready));
     on = beside.stream->handle();
   }
-  CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(input), {}, on));
+  CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(r, input), {}, on));
   begun->handle.emplace(std::move(handle));
   ++beside.begun;
   for (auto& arrived : beside.arrived) {

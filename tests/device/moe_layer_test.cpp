@@ -103,6 +103,27 @@ TEST(MoeLayer, OddScalesStayWithTheirTokens) {
 TEST(MoeLayer, WithoutWeightsOfChoices) {
   round({.world = 1, .experts = 4, .max_tokens = 5, .weights = false});
 }
+// Whether a rank gives weights is its own affair: those that it does not give are 1.
+TEST(MoeLayer, WeightsOfSomeRanksOnly) {
+  for (const bool bias : {false, true}) {
+    round({.world = 2, .max_tokens = 5, .bias = bias, .without_weights = 2, .tokens = {3, 5}});
+    round({.world = 2, .max_tokens = 5, .bias = bias, .without_weights = 1, .tokens = {5, 3}});
+    round({.world = 3, .max_tokens = 4, .bias = bias, .without_weights = 3});
+  }
+  round({.world = 2, .max_tokens = 5, .shared_inter = 128, .without_weights = 1});
+}
+// It does not know what the others give, and names no memory at all.
+TEST(MoeLayer, ARankThatGivesNothing) {
+  for (const bool bias : {false, true}) {
+    const MoeCase c{.max_tokens = 5, .bias = bias, .tokens = {0, 5}};
+    const MoeData data(c);
+    MoeLayerRig rig = twin_rig(c, 1);
+    ASSERT_NO_FATAL_FAILURE(rig.load(data));
+    rig.input(0) = {};
+    ASSERT_NO_FATAL_FAILURE(rig.run());
+    ASSERT_NO_FATAL_FAILURE(rig.check(data, kBounds));
+  }
+}
 TEST(MoeLayer, AllToOneExpert) {
   round({.top_k = 2, .max_tokens = 9, .routing = EpRoutingKind::kOneExpert});
 }

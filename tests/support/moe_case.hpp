@@ -29,8 +29,10 @@ struct MoeCase {
   moe::Format format = moe::Format::kE4m3;
   moe::ScaleType scales = moe::ScaleType::kF32;
   bool quantised_input = false;  // the caller's rows are e4m3 already
+  u32 bf16_ranks = 0;            // but of these ranks, by bit
   float clamp = 4.0f;
   bool weights = true;
+  u32 without_weights = 0;  // ranks that give none, by bit
   bool residual = false;
   bool wide_ids = false;
   u32 max_places = 0;
@@ -42,6 +44,12 @@ struct MoeCase {
   u32 samples = 0;               // tokens of each rank that are compared; 0: all
   u32 seed = 1;
 
+  [[nodiscard]] bool weighs(u32 rank) const {
+    return weights && (without_weights >> rank & 1) == 0;
+  }
+  [[nodiscard]] bool quantises(u32 rank) const {
+    return quantised_input && (bf16_ranks >> rank & 1) == 0;
+  }
   // Of the rows.
   [[nodiscard]] bool fp8() const { return format != moe::Format::kBf16; }
   [[nodiscard]] bool fp4() const { return format == moe::Format::kE2m1; }
@@ -287,7 +295,7 @@ class MoeReference {
       for (u32 k = 0; k < c.top_k; ++k) {
         const i64 id = in.ids[u64{t} * c.top_k + k];
         if (id < 0 || experts.owner(static_cast<u32>(id)) != destination) continue;
-        const float weight = c.weights ? in.weights[u64{t} * c.top_k + k] : 1.0f;
+        const float weight = c.weighs(rank) ? in.weights[u64{t} * c.top_k + k] : 1.0f;
         // With a bias the weight comes late.
         const auto made = expert({d_.gate_up, d_.down, static_cast<u32>(id), c.inter, c.bias},
                                  &d_.of(rank).seen[u64{t} * c.hidden], c.bias ? 1.0f : weight);

@@ -60,7 +60,7 @@ class MoeLayerRig {
       const EpTokensIn& routes = data.routes(r);
       const std::vector<i32> narrow(routes.ids.begin(), routes.ids.end());
       Memory m;
-      m.rows = case_.quantised_input ? put(r, t.codes) : put(r, t.rows);
+      m.rows = case_.quantises(r) ? put(r, t.codes) : put(r, t.rows);
       m.scales = put(r, t.scales);
       m.ids = case_.wide_ids ? put(r, routes.ids) : put(r, narrow);
       m.weights = put(r, routes.weights);
@@ -69,10 +69,10 @@ class MoeLayerRig {
       m.output = rank(r).allocate(u64{case_.max_tokens} * case_.hidden * 2 + 16).value();
       m.input = {.count = data.count(r),
                  .rows = m.rows.address(),
-                 .format = case_.quantised_input ? moe::Format::kE4m3 : moe::Format::kBf16,
-                 .scales = case_.quantised_input ? m.scales.address() : nullptr,
+                 .format = case_.quantises(r) ? moe::Format::kE4m3 : moe::Format::kBf16,
+                 .scales = case_.quantises(r) ? m.scales.address() : nullptr,
                  .ids = m.ids.address(),
-                 .weights = case_.weights ? m.weights.as<float>() : nullptr,
+                 .weights = case_.weighs(r) ? m.weights.as<float>() : nullptr,
                  .shared_weights = case_.shared_weights ? m.shared_weights.as<float>() : nullptr};
       memory_.push_back(std::move(m));
     }

@@ -99,6 +99,7 @@ struct LayerSizes {
   std::uint64_t places = 0;
   std::uint64_t activation_bytes = 0;  // between the products, with scales
   std::uint64_t output_bytes = 0;      // of the second product
+  std::uint64_t ones_bytes = 0;        // weights of choices for which none are given
   WeightSizes weights = {};            // of the rank with the most experts
   std::uint64_t shared_bytes = 0;      // shared experts: buffers between their stages
   WeightSizes shared_weights = {};     // and weights, the same on every rank
@@ -115,9 +116,10 @@ struct LayerInput {
   // e4m3: f32 [count][hidden / 128]; of a layer with kUe8m0 bytes, padded to words of four:
   // [count][hidden / 512, rounded up][4].
   const void* scales = nullptr;
-  std::uint64_t scale_stride = 0;         // bytes, a multiple of 4; 0: dense
-  const void* ids = nullptr;              // [count][top_k]: experts, -1: none
-  const float* weights = nullptr;         // [count][top_k]: factor of each choice; null: 1
+  std::uint64_t scale_stride = 0;  // bytes, a multiple of 4; 0: dense
+  const void* ids = nullptr;       // [count][top_k]: experts, -1: none
+  // [count][top_k]: factor of each choice; null: 1. Each rank may give them or not.
+  const float* weights = nullptr;
   const float* shared_weights = nullptr;  // [count]: factor of the shared experts; null: 1
   // Rows that an expert gets on average, to choose tiles by. 0: as if all ranks had `count` tokens
   // and chose evenly.
