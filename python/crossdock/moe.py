@@ -265,7 +265,8 @@ class Layer(RankOwner):
             y1 = layer.forward_end(second)
 
         Every rank begins and ends in the same order. Two may have begun at a time, of a layer and its
-        siblings together: a third raises :class:`crossdock.Busy`. The results are those of
+        siblings together: a third raises :class:`crossdock.Busy`. While one has begun outside a capture no
+        graph with calls of these layers is launched. The results are those of
         :meth:`forward`, bit by bit. What is given stays alive until the end; of a forward that is dropped,
         which all ranks must do, until the rank's next call."""
         number = self._rank(rank)

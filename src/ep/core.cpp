@@ -175,6 +175,12 @@ Result<RankState*> Core::find(u32 rank) {
       fmt::format("ep: rank {} is not one of the {} ranks of this process", rank, ranks_.size()));
 }
 
+Side* Core::side(u32 rank) {
+  for (Side& side : sides_)
+    if (side.rank == rank) return &side;
+  return nullptr;
+}
+
 Result<Statistics> Core::statistics(u32 rank, Deadline deadline) const {
   if (!options_.statistics)
     return invalid_argument("ep: the group was made with statistics = false");

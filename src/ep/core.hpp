@@ -11,6 +11,7 @@
 #include <crossdock/ep/group.hpp>
 
 #include "cuda/stream.hpp"
+#include "ep/side.hpp"
 #include "ep/slots.hpp"
 #include "ep/variants.hpp"
 #include "ep/window.hpp"
@@ -121,6 +122,9 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] const Window& window() const { return window_; }
   [[nodiscard]] const Sizes& memory() const { return memory_; }
+  // Of the local ranks that layers over the group have; null: not yet made.
+  [[nodiscard]] Side* side(u32 rank);
+  void add_side(Side side) { sides_.push_back(std::move(side)); }
   // Whether a dispatch of the large path that is asked for copies makes them in its own launch.
   [[nodiscard]] bool copies_beside(u32 rank) const { return copy_blocks_[rank] != 0; }
   // A call's stream as a launch wants it; `kept` owns what the shape points to.
@@ -315,6 +319,7 @@ class Core : public std::enable_shared_from_this<Core> {
   u32 generation_ = 0;     // resets and reforms so far
   const char* anew_ = "";  // the last of them, for a handle from before it
   std::vector<RankState> ranks_;
+  std::vector<Side> sides_;  // events of the group's GPUs
 };
 
 }  // namespace crossdock::ep

@@ -123,23 +123,6 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
     symm::LocalMemory outputs;            // bf16 [places][hidden]; before that: ordered rows
     symm::LocalMemory ones;               // [max_tokens][top_k]: for choices without weights
   };
-  // Of one rank: where dispatches run beside the products, and what orders them (layer_split.cpp).
-  struct Side {
-    u32 rank = 0;
-    u32 begun = 0;  // forwards that have not ended
-    const cuda::Stream* stream = nullptr;
-    std::optional<cuda::Event> ready;  // the caller's stream has come to the call
-    // Whether a Begun has it, and the capture that it was recorded in; 0: none.
-    struct Arrived {
-      cuda::Event event;
-      bool used = false;
-      std::uint64_t capture = 0;
-    };
-    std::vector<Arrived> arrived;
-    std::optional<cuda::Event> dropped;  // behind dispatches that were never ended
-    bool any_dropped = false;            // and no later dispatch follows them yet
-    std::uint64_t dropped_capture = 0;   // as Arrived::capture
-  };
   LayerCore(std::shared_ptr<ep::Core> group, const LayerOptions& options)
       : options_(options), group_(std::move(group)) {}
   Result<> allocate(u32 rank, Deadline deadline);
@@ -147,7 +130,7 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   Result<> prepare(Deadline deadline, std::optional<Bias> of_first = {},
                    std::optional<Bias> of_second = {}) const;
   [[nodiscard]] const Buffers& buffers(u32 rank) const;
-  [[nodiscard]] Side& side(u32 rank);
+  [[nodiscard]] ep::Side& side(u32 rank);
   Result<> make_side(u32 rank);
   // Which capture the caller's stream is part of; 0: none, and on the CPU.
   [[nodiscard]] Result<std::uint64_t> capture_of(u32 rank, StreamPtr stream) const;
@@ -155,6 +138,8 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   Result<> follow_begun(u32 rank, StreamPtr stream);
   Result<> free_input(const Begun& begun, StreamPtr stream);
   Result<> follow_dropped(u32 rank, StreamPtr stream, std::uint64_t now);
+  Result<> follow_ended(u32 rank, const cuda::Stream* beside, StreamPtr stream, std::uint64_t now);
+  Result<> note_ended(const Begun& begun, StreamPtr stream);
   Result<> check_input(const RankWeights& weights, const Call& call) const;
   Result<> check_scales(const LayerInput& input) const;
   Result<> check_output(u32 rank, const LayerInput& input, const LayerOutput& output) const;
@@ -183,7 +168,6 @@ class LayerCore : public std::enable_shared_from_this<LayerCore> {
   std::shared_ptr<GemmCore> gemm_;
   std::unique_ptr<SharedExperts> shared_;  // null: none
   std::vector<Buffers> buffers_;
-  std::vector<Side> sides_;
 };
 
 // What is wrong with the options; see layer_check.cpp.

@@ -5,10 +5,11 @@
 //                     ^ begin(1): ready                                  |
 //   side stream         wait, dispatch(1), arrived ----------------------+
 //
-// A begin's dispatch comes after all that was on the caller's stream when it was called, so after
-// the combine that has read its slot. On the CPU there is one queue, in the order of the calls. No
-// stream waits across the border of a capture: CUDA would refuse, and the capture be lost. See
-// layer_core.hpp. SPDX-License-Identifier: Apache-2.0
+// A begin's dispatch comes after all that was on the caller's stream when it was called, and after
+// forwards that ended on other streams, so after the combine that has read its slot. On the CPU
+// there is one queue, in the order of the calls. No stream waits across the border of a capture:
+// CUDA would refuse, and the capture be lost. See layer_core.hpp, and ep/side.hpp for what the
+// layers over one group share. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fmt/format.h>
 
@@ -47,12 +48,13 @@ Begun::~Begun() {
   core->forget(*this);
 }
 
-LayerCore::Side& LayerCore::side(u32 rank) {
-  return *std::find_if(sides_.begin(), sides_.end(), [&](const Side& s) { return s.rank == rank; });
+ep::Side& LayerCore::side(u32 rank) {
+  return *group_->side(rank);
 }
 
 Result<> LayerCore::make_side(u32 r) {
-  Side made;
+  if (group_->side(r) != nullptr) return {};  // by another layer over the group
+  ep::Side made;
   made.rank = r;
   if (group_->group().backend() == symm::Backend::kGpu) {
     const cuda::Context& context = *rank(r).device().context();
@@ -62,12 +64,16 @@ Result<> LayerCore::make_side(u32 r) {
     made.ready.emplace(std::move(ready));
     CROSSDOCK_TRY(dropped, cuda::Event::create(context));
     made.dropped.emplace(std::move(dropped));
+    for (auto& ended : made.ended) {
+      CROSSDOCK_TRY(event, cuda::Event::create(context));
+      ended.event.emplace(std::move(event));
+    }
     for (u32 i = 0; i < group_->options().slots; ++i) {
       CROSSDOCK_TRY(arrived, cuda::Event::create(context));
       made.arrived.push_back({.event = std::move(arrived)});
     }
   }
-  sides_.push_back(std::move(made));
+  group_->add_side(std::move(made));
   return {};
 }
 
@@ -84,7 +90,7 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
   const LayerInput& input = call.input;
   StreamPtr on = call.stream;
   const u32 r = weights.rank;
-  Side& beside = side(r);
+  ep::Side& beside = side(r);
   const u32 slots = group_->options().slots;
   if (beside.begun >= slots)
     return make_error(
@@ -108,6 +114,7 @@ Result<std::unique_ptr<Begun>> LayerCore::begin(const RankWeights& weights, cons
   if (beside.stream != nullptr) {
     CROSSDOCK_CHECK_OK(beside.ready->record(borrowed(rank(r), call.stream)));
     CROSSDOCK_CHECK_OK(beside.stream->wait(*beside.ready));
+    CROSSDOCK_CHECK_OK(follow_ended(r, beside.stream, nullptr, capture));
     on = beside.stream->handle();
   }
   CROSSDOCK_TRY(handle, group_->dispatch(r, tokens(r, input), {}, on));
@@ -131,6 +138,7 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
   CROSSDOCK_CHECK_OK(check_output(begun.rank, call.input, call.output));
   CROSSDOCK_TRY(capture, capture_of(begun.rank, call.stream));
   CROSSDOCK_CHECK_OK(check_border(begun.rank, begun.capture, capture));
+  CROSSDOCK_CHECK_OK(follow_ended(begun.rank, nullptr, call.stream, capture));
   // While the rows travel.
   if (shared_ != nullptr)
     CROSSDOCK_CHECK_OK(shared_->run(begun.rank, call.shared->view, call.input, call.stream,
@@ -140,7 +148,28 @@ Result<> LayerCore::end(const RankWeights& weights, Begun& begun, const Call& gi
   begun.joined = true;
   CROSSDOCK_CHECK_OK(free_input(begun, call.stream));
   if (call.stage_done) CROSSDOCK_CHECK_OK(call.stage_done(LayerStage::kDispatch));
-  return finish(weights, call, *begun.handle, false);
+  CROSSDOCK_CHECK_OK(finish(weights, call, *begun.handle, false));
+  return note_ended(begun, call.stream);
+}
+
+// A slot is given back when the call that ends its forward returns, and what it launched may still
+// read the slot, and the buffers of the layer. The stream that the forward began on comes after the
+// rows only.
+Result<> LayerCore::note_ended(const Begun& begun, StreamPtr stream) {
+  if (begun.arrived == nullptr || stream == begun.stream) return {};
+  auto& ended = side(begun.rank).ended[begun.capture != 0];
+  CROSSDOCK_CHECK_OK(ended.event->record(borrowed(rank(begun.rank), stream)));
+  ended.any = true;
+  ended.capture = begun.capture;
+  return {};
+}
+// A stream of capture `now` comes after that; the rank's own side stream, or the one that is given.
+Result<> LayerCore::follow_ended(u32 r, const cuda::Stream* beside, StreamPtr stream,
+                                 std::uint64_t now) {
+  const auto& ended = side(r).ended[now != 0];
+  if (!ended.any || ended.capture != now) return {};
+  return beside != nullptr ? beside->wait(*ended.event)
+                           : borrowed(rank(r), stream).wait(*ended.event);
 }
 
 // `stream`, on which the forward ends, comes after all that reads its input. Whoever drops the
@@ -163,7 +192,7 @@ Result<std::uint64_t> LayerCore::capture_of(u32 r, StreamPtr stream) const {
 // Before a dispatch, which comes after those that have begun: all of them are in the capture of
 // the stream, which is returned, or outside captures as it is.
 Result<std::uint64_t> LayerCore::check_begun(u32 r, StreamPtr stream) {
-  const Side& beside = side(r);
+  const ep::Side& beside = side(r);
   CROSSDOCK_TRY(now, capture_of(r, stream));
   for (const auto& arrived : beside.arrived)
     if (arrived.used) CROSSDOCK_CHECK_OK(check_border(r, arrived.capture, now));
@@ -178,17 +207,18 @@ Result<std::uint64_t> LayerCore::check_begun(u32 r, StreamPtr stream) {
 // A dispatch on the caller's stream comes after those on the side stream: two at once would count
 // the same epoch.
 Result<> LayerCore::follow_begun(u32 r, StreamPtr stream) {
-  Side& beside = side(r);
+  ep::Side& beside = side(r);
   CROSSDOCK_TRY(now, check_begun(r, stream));
   for (const auto& arrived : beside.arrived)
     if (arrived.used) CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(arrived.event));
+  CROSSDOCK_CHECK_OK(follow_ended(r, nullptr, stream, now));
   return follow_dropped(r, stream, now);
 }
 
 // What was dropped in a capture is over with it. From here on the caller's stream comes after what
 // was dropped in `now`, so nothing has to wait for that any more.
 Result<> LayerCore::follow_dropped(u32 r, StreamPtr stream, std::uint64_t now) {
-  Side& beside = side(r);
+  ep::Side& beside = side(r);
   if (beside.any_dropped && beside.dropped_capture == now)
     CROSSDOCK_CHECK_OK(borrowed(rank(r), stream).wait(*beside.dropped));
   beside.any_dropped = false;
@@ -201,7 +231,7 @@ Result<> LayerCore::follow_dropped(u32 r, StreamPtr stream, std::uint64_t now) {
 // is read.
 void LayerCore::forget(const Begun& begun) noexcept {
   if (!begun.handle) return;  // never launched
-  Side& beside = side(begun.rank);
+  ep::Side& beside = side(begun.rank);
   if (begun.arrived != nullptr && !begun.joined) {
     const cuda::Stream stream = borrowed(rank(begun.rank), begun.stream);
     const auto still = [&](const cuda::Stream& s) {

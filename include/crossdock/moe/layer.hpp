@@ -209,9 +209,12 @@ class CROSSDOCK_API Layer {
   // The dispatch of a begin runs on a stream of the library, after what is on `stream` now and
   // beside what comes on it later. An end, on the same stream or one ordered after it, waits for
   // the rows on the GPU and does the rest; what comes on either stream later may write to the
-  // input. Every rank begins and ends in the same order. Two may have begun at a time, of this
-  // layer and its siblings together: a third is kBusy. In a capture both halves are captured: while
-  // one has begun outside it no other call of the layer is made in it, nor the other way round.
+  // input. What is called later comes after an end that was on another stream than its begin. Every
+  // rank begins and ends in the same order. Two may have begun at a time, of all layers over the
+  // group together: a third is kBusy. In a capture both halves are captured: while one has begun
+  // outside it no other call of a layer over the group is made in it, nor the other way round, and
+  // no graph with such calls is launched, since its dispatch would run beside the one that has
+  // begun.
   Result<BegunForward> forward_begin(std::uint32_t rank, const LayerInput& input,
                                      StreamPtr stream = nullptr);
   // Nothing has happened to `begun` where this is an error of the arguments.

@@ -33,8 +33,9 @@ class MoeGpuCalls : public crossdock::testing::FakeCudaTest {
   }
   [[nodiscard]] std::shared_ptr<LayerCore> make(const LayerOptions& options) const {
     const ep::Options ep = group_options(options);
-    const ep::Window window = ep::make_window(ep, 1).value();
-    auto group = symm::Group::create({.world = 1}, window.layout, driver_).value();
+    const u32 world = options.ranks.world;
+    const ep::Window window = ep::make_window(ep, world).value();
+    auto group = symm::Group::create({.world = world}, window.layout, driver_).value();
     auto jit = std::make_unique<jit::Jit>(
         jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
     auto core = ep::Core::create(std::move(group), std::move(jit), ep, Deadline::in(60s)).value();
@@ -49,24 +50,32 @@ class MoeGpuCalls : public crossdock::testing::FakeCudaTest {
     memory_.push_back(cuda::DeviceMemory::allocate(context(gpu), bytes).value());
     return memory_.back().as<void>();
   }
-  RankWeights weights(Experts of) {
+  RankWeights weights(Experts of) { return weights(*core_, 0, of); }
+  RankWeights weights(const LayerCore& core, u32 rank, Experts of = Experts::kChosen) {
+    const int gpu = static_cast<int>(rank);
     RankWeights out;
-    out.view = {.layout = core_->weight_layout(0, of),
-                .gate_up = on_gpu(0),
-                .gate_up_scales = on_gpu(0),
-                .down = on_gpu(0),
-                .down_scales = on_gpu(0)};
+    out.rank = rank;
+    out.view = {.layout = core.weight_layout(rank, of),
+                .gate_up = on_gpu(gpu),
+                .gate_up_scales = on_gpu(gpu),
+                .down = on_gpu(gpu),
+                .down_scales = on_gpu(gpu)};
     return out;
   }
   LayerCore::Call call() {
+    LayerCore::Call c = call(0);
+    c.input.shared_weights = static_cast<float*>(on_gpu(0));
+    c.shared = &shared_;
+    return c;
+  }
+  LayerCore::Call call(u32 rank) {
+    const int gpu = static_cast<int>(rank);
     LayerCore::Call c;
     c.input = {.count = kTokens,
-               .rows = on_gpu(0),
-               .ids = on_gpu(0),
-               .weights = static_cast<float*>(on_gpu(0)),
-               .shared_weights = static_cast<float*>(on_gpu(0))};
-    c.output = {.rows = on_gpu(0)};
-    c.shared = &shared_;
+               .rows = on_gpu(gpu),
+               .ids = on_gpu(gpu),
+               .weights = static_cast<float*>(on_gpu(gpu))};
+    c.output = {.rows = on_gpu(gpu)};
     return c;
   }
   [[nodiscard]] int launches() const { return fake_->calls("cuLaunchKernelEx"); }
@@ -214,6 +223,87 @@ TEST_P(MoeCaptures, TheStreamOfTheFirstHalfWaitsForWhatReadsTheInput) {
   done(core_->end(chosen_, *begun, beside_));
   begun.reset();
   done(capture.finish());
+}
+
+// An end gives its slot back when it returns, and what it has launched still reads the slot and the
+// buffers of the layer.
+TEST_P(MoeCaptures, WhatComesAfterAnEndWaitsForIt) {
+  auto gate = cuda::DeviceMemory::allocate(context(0), 8).value();
+  auto* const open = gate.as<std::uint64_t>();
+  const auto late = [](const cuda::Stream& stream) {
+    return stream.synchronize(Deadline::in(0ms)).code() == Code::kDeadline;
+  };
+  const auto in_time = [](const cuda::Stream& stream) {
+    return stream.synchronize(Deadline::in(60s)).ok();
+  };
+  const cuda::Stream& side = *core_->group().launcher().stream(core_->rank(0), 1).value();
+  // Behind all that the first stream waits for.
+  beside_.stage_done = [&](LayerStage stage) {
+    return stage == LayerStage::kGroup ? cuda::wait_value_async(*other_, gate.address(), 1)
+                                       : Result<>();
+  };
+  for (const bool in_halves : {true, false}) {
+    *open = 0;
+    auto first = begin(on_), second = begin(on_);
+    done(core_->end(chosen_, *first, beside_));
+    first.reset();
+    EXPECT_TRUE(in_time(*stream_));
+    if (in_halves) {
+      first = begin(on_);
+      EXPECT_TRUE(late(side));
+      EXPECT_TRUE(in_time(*stream_));
+      done(core_->end(chosen_, *second, on_));
+    } else {
+      second.reset();
+      done(core_->forward(chosen_, on_));
+    }
+    EXPECT_TRUE(late(*stream_));
+    *open = 1;
+    EXPECT_TRUE(in_time(*stream_) && in_time(*other_) && in_time(side));
+  }
+}
+// Not across the border of a capture, which would be lost.
+TEST_P(MoeCaptures, EndsOfACaptureAreWaitedForInIt) {
+  auto begun = begin(on_);
+  done(core_->end(chosen_, *begun, beside_));
+  begun.reset();
+  auto capture = cuda::Capture::begin(*stream_).value();
+  begun = begin(on_);
+  const auto joined = cuda::Event::create(context(0)).value();
+  ASSERT_TRUE(joined.record(*stream_).ok() && other_->wait(joined).ok());
+  done(core_->end(chosen_, *begun, beside_));
+  begun = begin(on_);
+  done(core_->end(chosen_, *begun, on_));
+  begun.reset();
+  done(core_->forward(chosen_, on_));
+  ASSERT_TRUE(joined.record(*other_).ok() && stream_->wait(joined).ok());
+  done(capture.finish());
+  done(core_->forward(chosen_, on_));
+}
+
+// Their dispatches count the same epochs, and have the same slots.
+TEST_P(MoeCaptures, LayersOverOneGroupWaitForEachOther) {
+  LayerOptions o = options();
+  o.inter = 256;
+  o.shared_inter = 0;
+  const auto another =
+      LayerCore::create(core_->group().shared_from_this(), o, Deadline::in(60s)).value();
+  const RankWeights theirs = weights(*another, 0);
+  beside_.input.shared_weights = nullptr;
+  auto gate = cuda::DeviceMemory::allocate(context(0), 8).value();
+  auto* const open = gate.as<std::uint64_t>();
+  *open = 0;
+  ASSERT_TRUE(cuda::wait_value_async(*stream_, gate.address(), 1).ok());
+  auto begun = begin(on_);
+  done(another->forward(theirs, beside_));
+  EXPECT_EQ(other_->synchronize(Deadline::in(0ms)).code(), Code::kDeadline);
+  *open = 1;
+  EXPECT_TRUE(other_->synchronize(Deadline::in(60s)).ok());
+  auto second = another->begin(theirs, beside_);
+  done(second);
+  EXPECT_EQ(core_->begin(chosen_, on_).code(), Code::kBusy);
+  EXPECT_EQ(another->begin(theirs, beside_).code(), Code::kBusy);
+  done(core_->end(chosen_, *begun, on_));
 }
 
 // Its capture cannot end well: nothing has joined what it began on a stream of its own.
