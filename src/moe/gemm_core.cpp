@@ -11,6 +11,16 @@
 #include "symm/pointers.hpp"
 
 namespace crossdock::moe {
+namespace {
+
+template <class Variants>
+auto* find(const Variants& all, const device::GroupedGemmConfig& config) {
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const auto& v) { return same(v.config, config); });
+  return found == all.end() ? nullptr : &*found;
+}
+
+}  // namespace
 
 Result<std::shared_ptr<GemmCore>> GemmCore::create(const GemmOptions& options) {
   std::shared_ptr<GemmCore> core(new GemmCore({.sms = options.sms, .wait = options.wait}));
@@ -32,15 +42,11 @@ std::shared_ptr<GemmCore> GemmCore::over(symm::Launcher& launcher, const Setting
   return core;
 }
 
-const GemmCore::Variant* GemmCore::find(const device::GroupedGemmConfig& config) const {
-  const auto found = std::find_if(variants_.begin(), variants_.end(),
-                                  [&](const Variant& v) { return same(v.config, config); });
-  return found == variants_.end() ? nullptr : &*found;
-}
 // Or one that differs in what it is best for, not in what it does: prepare() was called with
 // another K, or without the list of rows or the bias.
 const GemmCore::Variant* GemmCore::find_any(const device::GroupedGemmConfig& config) const {
-  if (const Variant* exact = find(config)) return exact;
+  const std::lock_guard lock(prepared_);
+  if (const Variant* exact = find(variants_, config)) return exact;
   const auto found = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& v) {
     auto other = config;
     other.hand_over = v.config.hand_over;
@@ -56,14 +62,20 @@ Result<device::GroupedGemmConfig> GemmCore::choose(const GemmCall& call) const {
   return config;
 }
 
+// Compiles without the lock, which forwards of other ranks take: of two that do so at the same time
+// the first one's kernel is kept.
 Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
   CROSSDOCK_TRY(config, choose(like));
-  if (find(config) != nullptr) return {};
+  {
+    const std::lock_guard lock(prepared_);
+    if (find(variants_, config) != nullptr) return {};
+  }
   CROSSDOCK_TRY(ref, gemm_kernel(config));
   const symm::BlockShape block{.threads = device::gemm_threads(config),
                                .shared_bytes = device::grouped_gemm_shared(config).bytes};
   CROSSDOCK_TRY(kernel, launcher_->prepare(ref, block, deadline));
-  variants_.push_back({config, std::move(kernel)});
+  const std::lock_guard lock(prepared_);
+  if (find(variants_, config) == nullptr) variants_.push_back({config, std::move(kernel)});
   return {};
 }
 
@@ -115,20 +127,34 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks
   return launcher_->launch(rank, variant->kernel, shape, params);
 }
 
+// As prepare().
+Result<const symm::Prepared<device::PrepareWeightsParams>*> GemmCore::weight_kernel_of(
+    Deadline deadline) {
+  {
+    const std::lock_guard lock(prepared_);
+    if (weight_kernel_) return &*weight_kernel_;
+  }
+  CROSSDOCK_TRY(made, launcher_->prepare(weight_kernel(), weight_kernel_block(), deadline));
+  const std::lock_guard lock(prepared_);
+  if (!weight_kernel_) weight_kernel_.emplace(std::move(made));
+  return &*weight_kernel_;
+}
+
+// Waits for no other rank: its thread may be inside a forward that waits for what this one launches
+// next.
 Result<> GemmCore::prepare_weights(const symm::Rank& rank, const device::WeightMatrix& matrix,
                                    u64* words, Deadline deadline) {
-  if (!weight_kernel_) {
-    CROSSDOCK_TRY(made, launcher_->prepare(weight_kernel(), weight_kernel_block(), deadline));
-    weight_kernel_.emplace(std::move(made));
-  }
+  CROSSDOCK_TRY(kernel, weight_kernel_of(deadline));
   const device::PrepareWeightsParams params{
       .common = rank.common(device::KernelId::kPrepareWeights, settings_.wait),
       .matrix = matrix,
       .flaw = words,
       .inexact = words + 1};
   const symm::LaunchShape shape{.grid = 2 * launcher_->num_sms(rank)};
-  CROSSDOCK_CHECK_OK(launcher_->launch(rank, *weight_kernel_, shape, params));
-  return launcher_->synchronize(deadline);
+  CROSSDOCK_CHECK_OK(launcher_->launch(rank, *kernel, shape, params));
+  if (group().backend() == symm::Backend::kCpu) return launcher_->synchronize(deadline);
+  CROSSDOCK_CHECK_OK(rank.device().stream()->synchronize(deadline));
+  return rank.check();
 }
 
 inline namespace v1 {

@@ -1,13 +1,15 @@
 // GemmCore: what moe::Gemm is made of: the ranks, the kernels that were prepared, and how a call
 // becomes a launch. Also used over a launcher that somebody else owns, such as that of an
-// expert-parallel group. Single-owner.
+// expert-parallel group. Threads of different ranks may prepare and run at the same time; a rank is
+// single-owner, and so is all else.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <vector>
 
 #include <crossdock/layout/weights.cuh>
 #include <crossdock/moe/grouped_gemm.hpp>
@@ -34,9 +36,9 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   // `blocks`: of this launch; 0: of the settings.
   Result<> run(u32 rank, const GemmCall& call, StreamPtr stream, u32 blocks = 0);
 
-  // Prepares one matrix of weights on the rank and waits. `words`: two u64 of the rank, the
-  // smallest flaw and the number of groups that are not exact, see PrepareWeightsParams. Compiles
-  // or loads the kernel at the first call.
+  // Prepares one matrix of weights on the rank and waits for the rank's own stream. `words`: two
+  // u64 of the rank, the smallest flaw and the number of groups that are not exact, see
+  // PrepareWeightsParams. Compiles or loads the kernel at the first call.
   Result<> prepare_weights(const symm::Rank& rank, const device::WeightMatrix& matrix, u64* words,
                            Deadline deadline);
 
@@ -58,15 +60,17 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   explicit GemmCore(const Settings& settings) : settings_(settings) {}
   static Result<> check_pointers(const symm::Rank& rank, const GemmCall& call);
   [[nodiscard]] Result<device::GroupedGemmConfig> choose(const GemmCall& call) const;
-  [[nodiscard]] const Variant* find(const device::GroupedGemmConfig& config) const;
   [[nodiscard]] const Variant* find_any(const device::GroupedGemmConfig& config) const;
+  Result<const symm::Prepared<device::PrepareWeightsParams>*> weight_kernel_of(Deadline deadline);
 
   Settings settings_;
   std::unique_ptr<jit::Jit> jit_;  // the group's, when it is the core's own
   std::unique_ptr<symm::Group> group_;
   std::optional<symm::Launcher> own_launcher_;
   symm::Launcher* launcher_ = nullptr;
-  std::vector<Variant> variants_;
+  // What is in these two stays where it is: launches use it without the lock.
+  mutable std::mutex prepared_;
+  std::deque<Variant> variants_;
   std::optional<symm::Prepared<device::PrepareWeightsParams>> weight_kernel_;
   u64* cycles_ = nullptr;
   std::optional<bool> hand_over_;

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <gmock/gmock.h>
+#include <thread>
 
 #include "cuda/graph.hpp"
 #include "cuda/memory.hpp"
@@ -78,6 +79,7 @@ class MoeGpuCalls : public crossdock::testing::FakeCudaTest {
     c.output = {.rows = on_gpu(gpu)};
     return c;
   }
+  u64* words(u32 rank) { return static_cast<u64*>(on_gpu(static_cast<int>(rank))); }
   [[nodiscard]] int launches() const { return fake_->calls("cuLaunchKernelEx"); }
 
   jit::TemporaryFolder folder_;
@@ -316,6 +318,48 @@ TEST_P(MoeCaptures, OneThatIsDroppedAfterItsCaptureIsForgotten) {
   done(core_->forward(chosen_, on_));
   done(second.finish());
   done(core_->forward(chosen_, on_));
+}
+
+// Of one rank, while another waits for what this one does next.
+TEST_F(MoeGpuCalls, WeightsArePreparedBesideARankThatWaits) {
+  LayerOptions o = options();
+  o.ranks.world = 2;
+  const auto core = make(o);
+  const cuda::Stream& theirs = *core->group().launcher().stream(core->rank(1), 1).value();
+  auto gate = cuda::DeviceMemory::allocate(context(1), 8).value();
+  *gate.as<std::uint64_t>() = 0;
+  ASSERT_TRUE(cuda::wait_value_async(theirs, gate.address(), 1).ok());
+  const auto got = core->gemm().prepare_weights(core->rank(0), {}, words(0), Deadline::in(1s));
+  EXPECT_TRUE(got.ok()) << got.error().describe();
+  *gate.as<std::uint64_t>() = 1;
+  EXPECT_TRUE(theirs.synchronize(Deadline::in(60s)).ok());
+}
+
+// A rank's thread may be inside a forward while that of another prepares kernels, as those of
+// weights and of biases are at their first use. Nothing can be seen of a race here but by a
+// sanitizer, or by luck.
+TEST_F(MoeGpuCalls, RanksPrepareAndForwardSideBySide) {
+  LayerOptions o = options();
+  o.ranks.world = 2;
+  o.shared_inter = 0;
+  const auto core = make(o);
+  const std::vector<float> bias(u64{2} * o.inter, 1.0f);
+  const auto run = [&](u32 rank, RankWeights mine, u64* words, LayerCore::Call call) {
+    for (u32 i = 0; i < 4; ++i) {
+      const auto made =
+          core->gemm().prepare_weights(core->rank(rank), {}, words, Deadline::in(60s));
+      EXPECT_TRUE(made.ok()) << made.error().describe();
+      const auto biased = core->copy_bias(mine, {.gate_up = bias.data()}, Deadline::in(60s));
+      EXPECT_TRUE(biased.ok()) << biased.error().describe();
+      const auto called = core->forward(mine, call);
+      EXPECT_TRUE(called.ok()) << called.error().describe();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const u32 rank : {0u, 1u})
+    threads.emplace_back(run, rank, weights(*core, rank), words(rank), call(rank));
+  for (std::thread& thread : threads)
+    thread.join();
 }
 
 TEST_F(MoeGpuCalls, PlainWeightsThatARankCannotFollowArePreparedNowhere) {
