@@ -25,6 +25,8 @@ constexpr Kind kKinds[] = {{Format::kE4m3, ScaleType::kUe8m0},
                            {Format::kE2m1, ScaleType::kF32},
                            {Format::kE2m1, ScaleType::kUe8m0}};
 
+constexpr Kind kAllKinds[] = {{Format::kE4m3, ScaleType::kF32}, kKinds[0], kKinds[1], kKinds[2]};
+
 MoeLayerRig twin_rig(const MoeCase& c, u64 seed) {
   auto made = MoeLayerRig::create(c, symm::Backend::kCpu);
   if (!made.ok()) ADD_FAILURE() << made.error().describe();
@@ -108,6 +110,46 @@ TEST(MoeLayerFormats, TheSameBitsUnderEveryScheduleAndInEitherOrder) {
       ASSERT_EQ(rig.outputs(), first) << "format " << int(kind.format);
     }
   }
+}
+
+// What is too large for fp32 between the products does not come back as a number, even where the
+// second product makes everything small.
+TEST(MoeLayerFormats, InfiniteActivationsAreNotNumbers) {
+  for (const Kind& kind : kAllKinds)
+    for (const moe::GemmTile tile :
+         {moe::GemmTile::k128, moe::GemmTile::k64, moe::GemmTile::kFew8}) {
+      SCOPED_TRACE(::testing::Message() << "format " << int(kind.format) << " scales "
+                                        << int(kind.scales) << " tile " << int(tile));
+      const MoeCase c{.world = 1,
+                      .experts = 2,
+                      .top_k = 2,
+                      .max_tokens = 3,
+                      .format = kind.format,
+                      .scales = kind.scales,
+                      .clamp = std::numeric_limits<float>::infinity(),
+                      .tile = tile};
+      const MoeData data(c);
+      MoeLayerRig rig = twin_rig(c, 1);
+      ASSERT_NO_FATAL_FAILURE(rig.load_tokens(data));
+      const auto weights = moe::Weights::prepare(data.plain(0), c.format, c.scales).value();
+      const u64 count = moe::weight_sizes(weights.layout()).value().down_scales;
+      const std::vector<float> small(count, std::ldexp(1.0f, -30));
+      const std::vector<u8> codes(count, 127 - 30);
+      auto view = weights.view();
+      view.down_scales = c.ue8m0() ? static_cast<const void*>(codes.data()) : small.data();
+      ASSERT_TRUE(rig.layer.load(0, view, moe_soon()).ok());
+      ASSERT_NO_FATAL_FAILURE(rig.run());
+      const auto before = rig.outputs();
+      ASSERT_GE(data.routes(0).ids[0], 0) << "take another seed";
+      std::fill_n(static_cast<u16*>(const_cast<void*>(rig.input(0).rows)), c.hidden,
+                  bf16_of(1e25f));  // gates are numbers, not so their products
+      ASSERT_NO_FATAL_FAILURE(rig.run());
+      const auto after = rig.outputs();
+      for (u32 i = 0; i < c.hidden; ++i)
+        ASSERT_FALSE(std::isfinite(from_bf16(after[i]))) << "value " << i;
+      for (u64 i = c.hidden; i < after.size(); ++i)
+        ASSERT_EQ(after[i], before[i]) << i;
+    }
 }
 
 // Codes of a caller's scales: 255 (NaN) and 0 stay with their tokens.

@@ -5,7 +5,7 @@
 //
 // gate and up as rounded to bf16, the rest in fp32. With e4m3 the 128 values that a row has in a
 // tile share one scale: their largest magnitude (at least 1e-10) divided by 448, of ue8m0 the next
-// power of two. With bf16 they are rounded.
+// power of two. An infinite one makes NaN of all of them. With bf16 they are rounded.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -33,10 +33,14 @@ CROSSDOCK_DEVICE float swiglu(float gate, float up, float clamp, float weight) {
 // What a peak of 128 values makes of them.
 struct E4m3Scale {
   float scale, inverse;
-  // `ue8m0`: the next power of two.
+  // `ue8m0`: the next power of two. It has no infinity, and the largest power would make numbers of
+  // infinite values: NaN, whose code is 255.
   CROSSDOCK_DEVICE static E4m3Scale of(float peak, bool ue8m0) {
     float scale = (peak > kSmallestPeak ? peak : kSmallestPeak) / kLargestE4m3;
-    if (ue8m0) scale = ptx::f32_from_ue8m0(ptx::ue8m0_from_f32(scale));
+    if (ue8m0) {
+      const bool infinite = bit_cast<u32>(scale) >= minifloat::kF32Infinity;
+      scale = ptx::f32_from_ue8m0(infinite ? 255u : ptx::ue8m0_from_f32(scale));
+    }
     return {scale, 1.0f / scale};
   }
 };
