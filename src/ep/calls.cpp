@@ -12,6 +12,10 @@ namespace {
 
 using symm::or_dense;
 
+// Changes the scale_mark of rows that are cast where it has to differ from that of the same rows
+// given.
+constexpr device::u8 kCastMark = 2;
+
 // Whether a warp takes whole tokens; where there are few it takes parts of them, so small that
 // every warp has two.
 bool whole_tokens(u32 tokens, u32 warps) {
@@ -20,14 +24,21 @@ bool whole_tokens(u32 tokens, u32 warps) {
 
 }  // namespace
 
+// On the large path; for few tokens it is asked without `like_cast`. Blocks that copy rows as they
+// come have to know whether scales come with them: what is cast is told apart then.
 device::EpOutputLayout Core::output_of(const Tokens& t, u32 capacity) const {
-  return device::ep_output_layout(
+  const bool copies = !expanded_variants_.empty();
+  const bool like_cast = t.cast || (t.like_cast && !copies);
+  auto out = device::ep_output_layout(
       {.capacity = capacity,
        .row_bytes = t.cast ? options_.hidden : t.row_bytes,
-       .scale_bytes = t.cast ? cast_scale_bytes(options_.hidden, t.cast_ue8m0) : t.scale_bytes,
+       .scale_bytes = like_cast ? cast_scale_bytes(options_.hidden, t.cast_ue8m0) : t.scale_bytes,
        .scales_by_column = t.scales_by_column,
        .top_k = options_.top_k,
-       .cast_ue8m0 = t.cast_ue8m0});
+       .cast_ue8m0 = like_cast && t.cast_ue8m0});
+  if (!t.cast) out.scale_bytes = t.scale_bytes;  // that there are, in planes with room for more
+  if (copies && t.cast) out.scale_mark ^= kCastMark;
+  return out;
 }
 
 Result<symm::LaunchShape> Core::shape(const symm::Rank& rank, u32 grid, StreamPtr stream,

@@ -38,11 +38,20 @@ Result<> Core::check_shape(const Tokens& t) const {
         fmt::format("ep dispatch: a cast takes rows of bf16, {} bytes for hidden = {}, and a group "
                     "made with cast = true; these have {} bytes",
                     options_.hidden * 2, options_.hidden, t.row_bytes));
-  if (t.cast_ue8m0 && !t.cast)
+  if (t.cast_ue8m0 && !t.cast && !t.like_cast)
     return invalid_argument(
         "ep dispatch: cast_ue8m0 is about the scales of a cast: set cast, or leave it false");
   if (t.cast && t.scale_bytes != 0)
     return invalid_argument("ep dispatch: a cast makes its own scales: leave scales empty");
+  if (t.like_cast &&
+      (t.cast || !options_.cast || t.row_bytes != options_.hidden ||
+       t.scale_bytes > cast_scale_bytes(options_.hidden, t.cast_ue8m0) || !t.scales_by_column))
+    return invalid_argument(fmt::format(
+        "ep dispatch: like_cast is about rows that are given as a cast would make them, here of {} "
+        "bytes with at most {} bytes of scales, by column, in a group made with cast = true; these "
+        "have {} and {}",
+        options_.hidden, cast_scale_bytes(options_.hidden, t.cast_ue8m0), t.row_bytes,
+        t.scale_bytes));
   if (delivered > window_.row_bytes || t.scale_bytes > window_.scale_bytes)
     return invalid_argument(fmt::format(
         "ep dispatch: rows of {} and scales of {} bytes do not fit the slots, made for {} and {}",

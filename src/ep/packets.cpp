@@ -34,7 +34,7 @@ Result<> Core::prepare_packets(Deadline deadline) {
 
 // All ranks have to agree, so only what they have in common decides.
 bool Core::in_packets(u32 most, const Tokens& t) const {
-  return options_.small_packets && !t.cast_ue8m0 && most <= window_.packet_tokens &&
+  return options_.small_packets && !(t.cast && t.cast_ue8m0) && most <= window_.packet_tokens &&
          !options_.mask_late && packet_shared_bytes(options_.experts) <= kMaxSharedBytes;
 }
 

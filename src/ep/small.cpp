@@ -153,8 +153,11 @@ Result<> Core::launch_small(const device::EpSmallParams& p, Handle::State& h, co
   return {};
 }
 
-Result<Handle> Core::dispatch_small(RankState& state, const Tokens& t, const SmallCall& call,
+Result<Handle> Core::dispatch_small(RankState& state, const Tokens& given, const SmallCall& call,
                                     StreamPtr stream) {
+  Tokens t = given;
+  t.like_cast = false;
+  t.cast_ue8m0 = given.cast && given.cast_ue8m0;
   if (!in_packets(call.most, t))
     CROSSDOCK_CHECK_OK(choose_small(t.row_bytes, t.cast, t.count));  // before a slot is taken
   CROSSDOCK_TRY(index, take_small_slot(state));

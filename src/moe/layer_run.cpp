@@ -126,8 +126,9 @@ ep::Tokens LayerCore::tokens(u32 r, const LayerInput& in) const {
   if (!scaled(options_)) return t;
   t.scales_by_column = true;
   t.cast = in.format == Format::kBf16;
-  t.cast_ue8m0 = t.cast && options_.scales == ScaleType::kUe8m0;
+  t.cast_ue8m0 = options_.scales == ScaleType::kUe8m0;
   if (t.cast) return t;
+  t.like_cast = true;
   t.scales = in.scales;
   t.scale_bytes = scale_words(options_, options_.hidden) * sizeof(u32);
   t.scale_stride = in.scale_stride;

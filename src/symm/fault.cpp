@@ -90,7 +90,8 @@ std::optional<Error> known_cause(const FaultRecord& r) {
           Code::kInvalidArgument,
           fmt::format("{}: rank {} has rows of {} bytes and rank {} of {}, or their scales differ: "
                       "all ranks give the same row_bytes, scale_bytes, scales_by_column, cast and "
-                      "cast_ue8m0, and in a combine the same payload",
+                      "cast_ue8m0 (of an expert layer with expand_sms: LayerInput::format, also "
+                      "without tokens), and in a combine the same payload",
                       kernel, r.rank, r.expected, r.peer, r.seen));
     case Phase::kRoom:
       return error(

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
 
@@ -112,6 +113,48 @@ TEST(MoeLayerFormats, TheSameBitsUnderEveryScheduleAndInEitherOrder) {
   }
 }
 
+// Each rank gives rows as it has them, or none.
+TEST(MoeLayerFormats, RanksThatGiveRowsOfDifferentFormats) {
+  for (const Kind& kind : kAllKinds)
+    for (const u32 hidden : {128u, 256u, 512u})
+      for (const moe::RowOrder order : {moe::RowOrder::kGather, moe::RowOrder::kCopy}) {
+        SCOPED_TRACE(::testing::Message() << "format " << int(kind.format) << " scales "
+                                          << int(kind.scales) << " hidden " << hidden);
+        MoeCase c{.max_tokens = 3, .hidden = hidden, .format = kind.format, .scales = kind.scales};
+        c.quantised_input = true;
+        c.row_order = order;
+        c.bf16_ranks = order == moe::RowOrder::kGather ? 1 : 2;
+        MoeLayerRig rig = twin_rig(c, hidden);
+        ASSERT_NO_FATAL_FAILURE(rig.round(MoeData(c), kBounds));
+        c.tokens = {0, 3};
+        const MoeData data(c);
+        MoeLayerRig idle = twin_rig(c, hidden);
+        ASSERT_NO_FATAL_FAILURE(idle.load(data));
+        idle.input(0) = {};
+        ASSERT_NO_FATAL_FAILURE(idle.run());
+        ASSERT_NO_FATAL_FAILURE(idle.check(data, kBounds));
+      }
+}
+// Blocks that copy rows as they come have to know how scales come.
+TEST(MoeLayerFormats, RowsThatTheDispatchCopiesAreOfOneFormat) {
+  for (const Kind& kind : kAllKinds) {
+    const MoeCase c{.max_tokens = 3,
+                    .hidden = 512,
+                    .format = kind.format,
+                    .scales = kind.scales,
+                    .quantised_input = true,
+                    .bf16_ranks = 1,
+                    .row_order = moe::RowOrder::kCopy,
+                    .expand_sms = 1};
+    const MoeData data(c);
+    MoeLayerRig rig = twin_rig(c, 1);
+    ASSERT_NO_FATAL_FAILURE(rig.load(data));
+    ASSERT_NO_FATAL_FAILURE(rig.forward(rig.layer));
+    const auto done = rig.layer.synchronize(moe_soon());
+    ASSERT_EQ(done.code(), Code::kInvalidArgument);
+    EXPECT_THAT(done.error().message, ::testing::HasSubstr("LayerInput::format"));
+  }
+}
 // What is too large for fp32 between the products does not come back as a number, even where the
 // second product makes everything small.
 TEST(MoeLayerFormats, InfiniteActivationsAreNotNumbers) {

@@ -45,6 +45,10 @@ struct Tokens {
   // The scales of a cast are powers of two, ue8m0: four of a row in a word, the first in its lowest
   // byte. The same on all ranks.
   bool cast_ue8m0 = false;
+  // The rows and scales that are given, by column, are such as a cast makes (of `cast_ue8m0` too):
+  // some ranks may give them so and others cast. On the large path without Options::expand_sms;
+  // else it counts as false, and cast_ue8m0 with it.
+  bool like_cast = false;
   bool scales_by_column = false;   // delivered as [words of a row][rows], for tensor maps
   const void* ids = nullptr;       // [count][top_k], i32 or i64 by Options::wide_ids; -1: masked
   const float* weights = nullptr;  // [count][top_k]; null, on all ranks then: none are delivered

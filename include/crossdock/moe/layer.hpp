@@ -111,6 +111,7 @@ struct LayerInput {
   std::uint32_t count = 0;     // at most max_tokens; may be 0, and differ between ranks
   const void* rows = nullptr;  // [count][hidden], 16-byte aligned
   // kE4m3 with scales, where the layer multiplies such rows; or kBf16, which it casts as it sends.
+  // Ranks may differ; with LayerOptions::expand_sms they must not, those without tokens included.
   Format format = Format::kBf16;
   std::uint64_t row_stride = 0;  // bytes, a multiple of 16; 0: dense
   // e4m3: f32 [count][hidden / 128]; of a layer with kUe8m0 bytes, padded to words of four:
