@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <numeric>
 
-#include "support/gemm_case.hpp"
+#include "support/gemm_draw.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -284,6 +284,17 @@ TEST(GroupedGemm, BiasInEveryTile) {
                1);
       }
   rounds({.n = 256, .k = 256, .counts = {9}, .bias = moe::Number::kBf16}, 1);
+}
+// Whatever may be asked for together.
+TEST(GroupedGemm, DrawnFromASeed) {
+  auto rig = GemmRig::create(symm::Backend::kCpu, 2).value();
+  for (u32 seed = 1; seed <= 100; ++seed) {
+    const GemmDrawn drawn = draw_gemm(seed);
+    SCOPED_TRACE(::testing::Message() << drawn);
+    rig.gemm().core().hand_over(drawn.hand_over);
+    rig.gemm().core().launcher().set_schedule(weak_schedule(seed));
+    ASSERT_NO_FATAL_FAILURE(rig.round(drawn.c));
+  }
 }
 TEST(GroupedGemm, NoRowsAtAll) {
   rounds({.counts = {0, 0}}, 1);

@@ -125,13 +125,16 @@ struct GemmMatrix {
   }
 };
 
+// A place of an expert whose entry in the list names no row of the input.
+inline constexpr int kNamesNone = -2;
+
 // Where everything lies, and the numbers.
 struct GemmData {
   u32 expert_rows = 0;
   u32 places = 0;
   u32 rows = 0;             // of the input
   std::vector<int> list;    // gather
-  std::vector<int> source;  // [place]: row of the input, -1: not valid
+  std::vector<int> source;  // [place]: row of the input or kNamesNone, -1: not valid
   std::vector<u32> expert;  // [place]
   // After all that place() fills in.
   std::vector<u32> offsets;  // of places
@@ -220,6 +223,9 @@ struct GemmData {
         const u32 p = (c.layout == GemmLayout::kMasked ? e * expert_rows : at[e]) + i;
         expert[p] = e;
         source[p] = list[p] = static_cast<int>(gather ? device::mix(c.seed * 31 + p) % rows : p);
+        if (!gather || device::mix(c.seed + p) % 8 != 0) continue;
+        source[p] = kNamesNone;
+        list[p] = -1;
       }
     return at;
   }
@@ -244,7 +250,7 @@ inline GemmExact gemm_exact(const GemmCase& c, const GemmData& d, u32 place, u32
   // With SwiGLU the scales of 256 columns are those of their gates and of their ups.
   const u32 block = c.swiglu ? column / 256 * 2 + column / 8 % 2 : column / 128;
   GemmExact sum;
-  for (u32 g = 0; g < c.k / 128; ++g) {
+  for (u32 g = 0; d.source[place] >= 0 && g < c.k / 128; ++g) {
     double part = 0, size = 0;
     for (u32 k = g * 128; k < (g + 1) * 128; ++k) {
       const double x = double{d.input.values[row * c.k + k]} * d.weights.values[weight * c.k + k];
@@ -374,7 +380,7 @@ class GemmRig {
     const auto out = bytes(l);
     const u32 width = l.call.output.format == moe::Format::kE4m3 ? 1 : 2;
     for (u32 place = 0; place < l.data.places; ++place) {
-      if (l.data.source[place] >= 0) {
+      if (l.data.source[place] != -1) {
         ASSERT_NO_FATAL_FAILURE(l.c.swiglu ? check_swiglu(l, out, place)
                                            : check_row(l, out, place));
         continue;

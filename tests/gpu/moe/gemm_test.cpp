@@ -5,7 +5,7 @@
 
 #include "cuda/graph.hpp"
 #include "gpu/gpu_fixture.hpp"
-#include "support/gemm_case.hpp"
+#include "support/gemm_draw.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -53,6 +53,14 @@ TEST_F(GemmGpu, EveryTileAndLayout) {
         c.layout = layout;
         ASSERT_NO_FATAL_FAILURE(rig_->round(c));
       }
+}
+TEST_F(GemmGpu, DrawnFromASeed) {
+  for (u32 seed = 1; seed <= 60; ++seed) {
+    const GemmDrawn drawn = draw_gemm(seed);
+    SCOPED_TRACE(::testing::Message() << drawn);
+    rig_->gemm().core().hand_over(drawn.hand_over);
+    ASSERT_NO_FATAL_FAILURE(rig_->round(drawn.c));
+  }
 }
 TEST_F(GemmGpu, SwigluInEveryTile) {
   for (const Format format : kFormats)
