@@ -98,7 +98,7 @@ class Gemm:
         ue8m0, all of a call: ``weight_scales`` then bytes, uint8 or float8_e8m0fnu, and ``scales`` int32
         [k / 512 rounded up, columns], four of a row in each. n and k are multiples of 128 (with swiglu
         n of 256). ``offsets``: int32 [experts + 1], first place of each expert; ``counts``: int32
-        [experts]; ``places``: int32, a row for each place, -1: none. Unless gathered, rows of e4m3 of an
+        [experts]; ``places``: int32, a row for each place, -1: none, sums of 0. Unless gathered, rows of e4m3 of an
         expert begin at a multiple of 4. ``row_weights``: float32 [places], with swiglu. ``bias``: float32
         or bf16 [experts, n], added to the sums before they are rounded, in the order of the weights' rows.
 

@@ -62,9 +62,19 @@ Result<device::GroupedGemmConfig> GemmCore::choose(const GemmCall& call) const {
   return config;
 }
 
+Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
+  if (like.weights.k != 0) return prepare_one(like, deadline);
+  GemmCall of = like;
+  for (const u32 k : {1u, ~0u}) {  // long sums may have a kernel of their own
+    of.weights.k = k;
+    CROSSDOCK_CHECK_OK(prepare_one(of, deadline));
+  }
+  return {};
+}
+
 // Compiles without the lock, which forwards of other ranks take: of two that do so at the same time
 // the first one's kernel is kept.
-Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
+Result<> GemmCore::prepare_one(const GemmCall& like, Deadline deadline) {
   CROSSDOCK_TRY(config, choose(like));
   {
     const std::lock_guard lock(prepared_);
@@ -79,14 +89,20 @@ Result<> GemmCore::prepare(const GemmCall& like, Deadline deadline) {
   return {};
 }
 
+bool GemmCore::prepared_best(const GemmCall& call) const {
+  const auto config = choose(call);
+  const std::lock_guard lock(prepared_);
+  return config.ok() && find(variants_, *config) != nullptr;
+}
+
 Result<> GemmCore::check_pointers(const symm::Rank& rank, const GemmCall& call) {
   const void* const bias = call.bias ? call.bias->values : nullptr;
   const float* const row_weights = call.swiglu ? call.swiglu->row_weights : nullptr;
   for (const auto& [p, what] : std::initializer_list<std::pair<const void*, const char*>>{
            {call.weights.rows, "weights"},
            {call.weights.scales, "scales of weights"},
-           {call.input.rows, "input rows"},
-           {call.input.scales, "input scales"},
+           {call.input.count == 0 ? nullptr : call.input.rows, "input rows"},
+           {call.input.count == 0 ? nullptr : call.input.scales, "input scales"},
            {call.groups.offsets, "offsets"},
            {call.groups.counts, "counts"},
            {call.groups.rows, "numbers of rows"},
@@ -111,7 +127,6 @@ Result<> GemmCore::run(u32 r, const GemmCall& call, StreamPtr stream, u32 blocks
         "moe: the kernel for tiles of {} rows of {}{} has not been prepared: call "
         "prepare() with such a call before the first run and before any capture",
         config.tile_rows, config.fp8 ? "e4m3" : "bf16", config.swiglu ? " with SwiGLU" : ""));
-  if (call.input.count == 0) return {};  // there can be no valid row
   const symm::Rank& rank = group().rank(r);
   CROSSDOCK_CHECK_OK(check_pointers(rank, call));
   CROSSDOCK_TRY(params, gemm_params(rank, call, variant->config, settings_.wait));

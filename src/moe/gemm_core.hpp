@@ -33,6 +33,8 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
   static std::shared_ptr<GemmCore> over(symm::Launcher& launcher, const Settings& settings);
 
   Result<> prepare(const GemmCall& like, Deadline deadline);
+  // Whether the call takes the kernel that is best for it, not just one that does.
+  [[nodiscard]] bool prepared_best(const GemmCall& call) const;
   // `blocks`: of this launch; 0: of the settings.
   Result<> run(u32 rank, const GemmCall& call, StreamPtr stream, u32 blocks = 0);
 
@@ -58,6 +60,7 @@ class GemmCore : public std::enable_shared_from_this<GemmCore> {
     symm::Prepared<device::GroupedGemmParams> kernel;
   };
   explicit GemmCore(const Settings& settings) : settings_(settings) {}
+  Result<> prepare_one(const GemmCall& like, Deadline deadline);
   static Result<> check_pointers(const symm::Rank& rank, const GemmCall& call);
   [[nodiscard]] Result<device::GroupedGemmConfig> choose(const GemmCall& call) const;
   [[nodiscard]] const Variant* find_any(const device::GroupedGemmConfig& config) const;

@@ -48,11 +48,21 @@ Result<device::TensorMap> scale_map(const symm::Rank& rank, const GemmInput& inp
   return encode(rank, options);
 }
 
+// An empty input has no memory, and no row of it is read: the kernel finds that no expert has rows,
+// or that its list names none. The maps are of some memory nevertheless: the weights.
+GemmCall with_some_input(GemmCall call) {
+  call.input = {.rows = call.weights.rows, .count = 1, .scales = call.weights.rows};
+  call.input.scale_columns = 4;
+  return call;
+}
+
 }  // namespace
 
-Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const GemmCall& call,
+Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const GemmCall& given,
                                               const device::GroupedGemmConfig& config,
                                               std::chrono::nanoseconds wait) {
+  const bool empty = given.input.count == 0;
+  const GemmCall call = empty ? with_some_input(given) : given;
   const GemmWeights& w = call.weights;
   const bool gather = call.groups.rows != nullptr;
   const u64 row_bytes = u64{w.k} * (config.fp8 ? 1 : 2);
@@ -60,7 +70,7 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
   const u64 groups = w.k / device::kGemmScaleGroup;
   const u64 scale_rows = config.ue8m0 ? device::ceil_div(groups, u64{4}) : groups;
   const u64 columns = call.input.scale_columns == 0 ? call.input.count : call.input.scale_columns;
-  const u32 places = gather ? call.groups.places : call.input.count;
+  const u32 places = gather ? call.groups.places : given.input.count;
   const u64 result = call.swiglu ? w.n / 2 : w.n;
 
   device::GroupedGemmParams p{};
@@ -83,7 +93,7 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
   }
   p.input_rows = static_cast<const u8*>(call.input.rows);
   p.input_row_stride = stride;
-  p.input_count = call.input.count;
+  p.input_count = given.input.count;
   p.input_scales = static_cast<const float*>(call.input.scales);
   p.input_scale_columns = columns;
   p.weight_scales = w.scales;
@@ -102,7 +112,7 @@ Result<device::GroupedGemmParams> gemm_params(const symm::Rank& rank, const Gemm
       .row_stride = static_cast<u32>(call.output.row_stride == 0 ? dense : call.output.row_stride),
       .scales = static_cast<float*>(call.output.scales),
       .scale_columns = call.output.scale_columns == 0 ? places : call.output.scale_columns};
-  p.hands_over = config.hand_over && !gather && !call.bias &&
+  p.hands_over = config.hand_over && !gather && !empty && !call.bias &&
                  device::gemm_long_enough(config, p.shape.k_stages);
   p.skipped = p.hands_over && device::gemm_lends(config) ? config.stages - 1 : ~0u;
   if (p.hands_over) {

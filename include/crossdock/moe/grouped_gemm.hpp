@@ -72,7 +72,7 @@ struct GemmWeights {
 // are never read as numbers: they may hold anything.
 struct GemmInput {
   const void* rows = nullptr;    // [count][k], 16-byte aligned
-  std::uint32_t count = 0;       // rows there is memory for
+  std::uint32_t count = 0;       // rows there is memory for; 0: nothing else here is looked at
   std::uint64_t row_stride = 0;  // bytes, a multiple of 16; 0: dense
   // e4m3: [k / 128][scale_columns], a column for each row. kUe8m0: words of 4 bytes, each with the
   // scales of 4 x 128 values, the first in the lowest byte: [k / 512, rounded up][scale_columns].
@@ -88,7 +88,8 @@ struct GemmGroups {
   const std::uint32_t* offsets = nullptr;
   const std::uint32_t* counts = nullptr;  // [experts]; null: up to the next offset
   std::uint32_t expert_rows = 0;          // masked: places of each expert
-  // Gather: [places], the input's row for each place, -1: none (its result is 0).
+  // Gather: [places], the input's row for each place, -1: none (its sums are 0: with a bias the
+  // result is that of the bias).
   const std::int32_t* rows = nullptr;
   std::uint32_t places = 0;  // gather: entries of `rows`, and rows of the result
 };
@@ -164,8 +165,8 @@ class CROSSDOCK_API Gemm {
   [[nodiscard]] std::span<const std::uint32_t> local_ranks() const noexcept;
 
   // Makes the kernel of calls like this one ready on all local ranks; the call's memory is not
-  // looked at, but whether there is a list of rows and a bias. Refused while a rank's own stream is
-  // being captured.
+  // looked at, but whether there is a list of rows and a bias. With weights.k = 0 for sums of any
+  // length. Refused while a rank's own stream is being captured.
   Result<> prepare(const GemmCall& like, Deadline deadline);
   // kInvalidArgument with the rule, the value and the fix; also where prepare() was not called for
   // such a call, since compiling would hold up the stream.

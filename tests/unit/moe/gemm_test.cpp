@@ -154,6 +154,40 @@ TEST(MoeGemm, CountsBeyondTheBufferAreAFault) {
   ASSERT_NO_FATAL_FAILURE(rig.check(loaded));
 }
 
+// No row can be read, but counts are looked at, and a list may name none.
+TEST(MoeGemm, AnEmptyInputIsLookedAt) {
+  GemmRig rig = twin_rig();
+  for (const Format format : {Format::kE4m3, Format::kBf16, Format::kE2m1})
+    for (const GemmTile tile : {GemmTile::k128, GemmTile::k64, GemmTile::kFew8})
+      for (const bool bias : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << "format " << int(format) << " tile " << int(tile));
+        GemmCase c{.k = 1536, .format = format, .counts = {5, 3}, .alignment = 8, .tile = tile};
+        c.layout = GemmLayout::kGather;
+        if (bias) c.bias = moe::Number::kF32;
+        auto listed = rig.load(c);
+        listed.call.input = {};
+        for (u32 place = 0; place < listed.data.places; ++place) {
+          listed.list.as<int>()[place] = -1;
+          if (listed.data.source[place] >= 0) listed.data.source[place] = kNamesNone;
+        }
+        ASSERT_NO_FATAL_FAILURE(rig.run(listed));
+        ASSERT_NO_FATAL_FAILURE(rig.check(listed));
+
+        c.layout = GemmLayout::kContiguous;
+        auto packed = rig.load(c);
+        packed.call.input = {};
+        packed.call.output.rows = nullptr;
+        std::fill_n(packed.counts.as<u32>(), 2, 0u);
+        ASSERT_NO_FATAL_FAILURE(rig.run(packed));
+        packed.counts.as<u32>()[1] = 100;
+        ASSERT_TRUE(rig.gemm().run(0, packed.call).ok());
+        const auto done = rig.gemm().synchronize(GemmRig::soon());
+        ASSERT_EQ(done.code(), Code::kInvalidArgument);
+        EXPECT_THAT(done.error().message, HasSubstr("the rows of expert 1 end at 108"));
+        ASSERT_TRUE(rig.gemm().reset(GemmRig::soon()).ok());
+      }
+}
+
 TEST(MoeGemm, ListsThatNameNoRowAreAFault) {
   GemmRig rig = twin_rig();
   const GemmCase c{.k = 128, .counts = {5, 3}, .alignment = 8, .layout = GemmLayout::kGather};
@@ -236,6 +270,22 @@ TEST(MoeGemm, LongSumsHandOverWhereTheyCan) {
     other = call;
     other.tile = GemmTile::k64;
     EXPECT_FALSE(hands_over(other)) << "tiles of 64 rows";
+  }
+}
+
+// One call of prepare() for all, as those make it that do not know the weights yet.
+TEST(MoeGemm, SumsOfAnyLengthArePreparedAtOnce) {
+  GemmRig rig = twin_rig();
+  for (const bool swiglu : {false, true}) {
+    moe::GemmCall call{.weights = {.format = Format::kE4m3, .experts = 1, .n = 512}};
+    if (swiglu) call.swiglu = moe::Swiglu{};
+    ASSERT_TRUE(rig.gemm().prepare(call, GemmRig::soon()).ok());
+    for (const u32 k : {128u, 1536u, 7168u}) {
+      call.weights.k = k;
+      EXPECT_TRUE(rig.gemm().core().prepared_best(call)) << k;
+    }
+    call.tile = GemmTile::k64;
+    EXPECT_FALSE(rig.gemm().core().prepared_best(call));
   }
 }
 
