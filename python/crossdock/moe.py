@@ -184,7 +184,11 @@ class Layer(RankOwner):
 
     def load(self, weights: Weights, *, rank: Optional[int] = None, timeout: float = 60.0) -> None:
         """Copies weights of the rank's experts from the host to its GPU; they are there when this returns.
-        :class:`crossdock.Incompatible`, naming both, where they are of another layout."""
+        :class:`crossdock.Incompatible`, naming both, where they are of another layout.
+
+        :meth:`load`, :meth:`use` and :meth:`load_bias` free what :meth:`load` and :meth:`load_bias` copied
+        before: capture CUDA graphs again that were captured with it. Graphs that shall go on with other
+        weights :meth:`use` tensors of yours (:meth:`Weights.prepared`), into which you write them."""
         self._load(weights, rank, False, timeout)
 
     def prepare(self, gate_up: Array, down: Array, *, gate_up_scales: Optional[Array] = None,

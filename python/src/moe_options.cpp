@@ -100,7 +100,7 @@ moe::LayerOptions layer_options_of(nb::handle options) {
   flag("statistics", out.statistics);
   out.clamp = real_of(options.attr("clamp"), "clamp");
   out.wait = time_of(options.attr("wait"), "wait");
-  out.compile_timeout = std::chrono::duration_cast<std::chrono::seconds>(
+  out.compile_timeout = std::chrono::ceil<std::chrono::milliseconds>(
       time_of(options.attr("compile_timeout"), "compile_timeout"));
   return out;
 }

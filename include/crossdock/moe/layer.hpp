@@ -86,7 +86,7 @@ struct LayerOptions {
   std::chrono::nanoseconds wait{std::chrono::seconds(2)};
   // For compiling the kernels of the products, which a machine does once; ranks.timeout is for the
   // rest of create().
-  std::chrono::seconds compile_timeout{600};
+  std::chrono::milliseconds compile_timeout{std::chrono::seconds(600)};
   bool statistics = true;
 };
 
@@ -179,7 +179,10 @@ class CROSSDOCK_API Layer {
   [[nodiscard]] WeightLayout weight_layout(std::uint32_t rank) const;
 
   // Copies prepared weights of the rank's experts from the host to its GPU; they are there when
-  // this returns. kIncompatible, naming both, where they are of another layout.
+  // this returns. kIncompatible, naming both, where they are of another layout. load(), use() and
+  // load_bias() free what load() and load_bias() copied before: capture graphs again that were
+  // captured with it. Graphs that shall go on with other weights use() memory of the caller's, into
+  // which it writes them.
   Result<> load(std::uint32_t rank, const WeightsView& weights, Deadline deadline);
   // The same for weights in memory of the rank's GPU, which stay there.
   Result<> use(std::uint32_t rank, const WeightsView& weights);
