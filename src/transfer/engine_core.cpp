@@ -49,6 +49,15 @@ Result<std::string> advertised_address(const std::string& advertise, std::uint16
   return base::format_host_port(parsed->host, parsed->port == 0 ? listening_port : parsed->port);
 }
 
+base::LogSink log_sink(const std::function<void(const LogLine&)>& on_log) {
+  if (!on_log) return {};
+  return [on_log](const base::LogRecord& record) {
+    on_log({.level = base::to_string(record.level),
+            .component = record.component,
+            .message = record.message});
+  };
+}
+
 Result<base::Config> load_config(const EngineOptions& options) {
   base::ConfigOverrides overrides(options.config.begin(), options.config.end());
   if (!options.listen.empty()) overrides.emplace_back("control.listen", options.listen);
@@ -72,7 +81,7 @@ Result<> EngineCore::start(const EngineOptions& options) {
     return invalid_argument(fmt::format("the engine name has {} bytes; at most {} are allowed",
                                         options.name.size(), kMaxNameBytes));
   settings_ = read_settings(config_);
-  CROSSDOCK_TRY(log, base::Logger::create(config_.string("log.level")));
+  CROSSDOCK_TRY(log, base::Logger::create(config_.string("log.level"), log_sink(options.on_log)));
   log_ = log.component("transfer");
   for (const auto& warning : config_.warnings())
     log_.write(base::LogLevel::kWarn, warning);

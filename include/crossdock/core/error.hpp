@@ -23,7 +23,7 @@ enum class Code : std::uint16_t {
   kCancelled = 6,        // cancelled on request
   kPeerLost = 7,         // the peer died, restarted, or stopped answering
   kUnreachable = 8,      // no path to the peer
-  kNoMemory = 9,         // memory, file descriptors or device memory ran out
+  kNoMemory = 9,         // memory, descriptors, disk or device memory ran out
   kUnsupported = 10,     // this machine, build or transport cannot do it
   kIncompatible = 11,    // the peer speaks another protocol version, or disagrees on a size
   kClosed = 12,          // the object was closed before

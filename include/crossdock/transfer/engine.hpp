@@ -9,6 +9,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -48,6 +49,10 @@ struct EngineOptions {
   // Overrides of the configuration table by name, e.g. {"transfer.slice_bytes", "1MiB"};
   // `crossdock info --config` lists the names.
   std::map<std::string, std::string> config = {};
+  // Gets the lines of the log that `log.level` lets pass, in place of stderr. It runs on whichever
+  // thread logs, on several at once and on those that keep peers alive: it must be quick, and not
+  // call the engine. What it throws is swallowed. stderr gets what it takes without waiting.
+  std::function<void(const LogLine&)> on_log = {};
 };
 
 // Registered memory. Dropping the last handle releases the region as soon as nothing uses it;

@@ -53,6 +53,14 @@ struct Status {
   std::optional<Error> error = {};  // set when failed or cancelled
 };
 
+// A line of an engine's log. Its texts are there for the call that gets it; `level` is "trace",
+// "debug", "info", "warn" or "error", `component` the part that logs ("transport.tcp").
+struct LogLine {
+  std::string_view level;
+  std::string_view component;
+  std::string_view message;
+};
+
 // A message to a named mailbox of a peer; `payload` at most 60 KiB, `mailbox` at most 64 bytes.
 struct Notification {
   std::string mailbox;
