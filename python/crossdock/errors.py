@@ -134,7 +134,7 @@ class Unreachable(Error):
 
 
 class NoMemory(Error, MemoryError):
-    """Memory, file descriptors or device memory ran out."""
+    """Memory, descriptors, disk or device memory ran out."""
 
     of_code = Code.NO_MEMORY
 
