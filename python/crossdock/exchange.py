@@ -8,6 +8,8 @@ are all in one process needs none.
 from __future__ import annotations
 
 import datetime
+import os
+import time
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
@@ -78,25 +80,63 @@ def torch_exchange(group: Optional[Any] = None) -> Exchange:
     # NCCL gathers memory of GPUs only.
     on_gpu = str(dist.get_backend(group)) == "nccl"
 
-    def gather(part: Any, seconds: float) -> list[Any]:
+    def gather(part: Any, deadline: float) -> list[Any]:
         parts = [torch.empty_like(part) for _ in range(members)]
         work = dist.all_gather(parts, part, group=group, async_op=True)
         try:
-            work.wait(datetime.timedelta(seconds=max(seconds, 0.001)))
+            work.wait(datetime.timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
         except RuntimeError as e:  # torch has no class of its own for this
             if "imed out" in str(e) or "imeout" in str(e):
                 raise TimeoutError(f"torch.distributed: {e}") from e
             raise ConnectionError(f"torch.distributed: {e}") from e
+        if on_gpu:  # that was the stream's wait, and copies to the host have no deadline
+            arrived = torch.cuda.Event()
+            arrived.record()
+            wait_until(arrived.query, deadline, "torch.distributed: the all-gather has not ended")
         return [p.cpu() for p in parts]
 
     def all_gather(data: bytes, seconds: float) -> list[bytes]:
+        deadline = time.monotonic() + seconds
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(
             0, dtype=torch.uint8)
-        sizes = [int(s) for s in gather(torch.tensor([len(data)], device=device), seconds)]
+        sizes = [int(s) for s in gather(torch.tensor([len(data)], device=device), deadline)]
         padded = torch.zeros(max(max(sizes), 1), dtype=torch.uint8)
         padded[:len(data)] = own
-        parts = gather(padded.to(device), seconds)
+        parts = gather(padded.to(device), deadline)
         return [bytes(p[:size].tolist()) for p, size in zip(parts, sizes)]
 
     return function_exchange(member, members, all_gather)
+
+
+def mpi_exchange(comm: Any) -> Exchange:
+    """Over a communicator of mpi4py, which is for this alone from a deadline on that has passed: what was
+    called there cannot be taken back."""
+    left_behind: list[Any] = []  # MPI may still write to the buffers of what did not end
+
+    def gather(data: bytearray, deadline: float) -> list[bytearray]:
+        parts = bytearray(len(data) * comm.Get_size())
+        request = comm.Iallgather(data, parts)
+        try:
+            wait_until(request.Test, deadline, "MPI: the all-gather has not ended")
+        except TimeoutError:
+            left_behind.append((request, data, parts))
+            raise
+        return [parts[i:i + len(data)] for i in range(0, len(parts), len(data))]
+
+    def all_gather(data: bytes, seconds: float) -> list[bytes]:
+        deadline = time.monotonic() + seconds
+        sizes = [int.from_bytes(part, "little")
+                 for part in gather(bytearray(len(data).to_bytes(8, "little")), deadline)]
+        padded = bytearray(data).ljust(max(max(sizes), 1), b"\0")
+        return [bytes(part[:size]) for part, size in zip(gather(padded, deadline), sizes)]
+
+    return function_exchange(comm.Get_rank(), comm.Get_size(), all_gather)
+
+
+def wait_until(done: Callable[[], Any], deadline: float, what: str) -> None:
+    """Asks again and again: what is waited for here can only be asked. ``deadline``: of time.monotonic()."""
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} in time")
+        os.sched_yield()

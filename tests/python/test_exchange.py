@@ -4,12 +4,16 @@ is tested here is the meeting; what follows is tested on GPUs."""
 import subprocess
 import sys
 import threading
+import time
+import types
 
 import pytest
 
 import crossdock
 from cases import Case, in_threads, raises
 from crossdock import ep
+from crossdock.compat.deep_ep.ranks import rank_of
+from crossdock.exchange import mpi_exchange
 
 
 class Meeting:
@@ -112,6 +116,95 @@ def test_real_processes_meet_in_a_store(tmp_path):
     children = [subprocess.Popen([sys.executable, "-c", PROCESS, f"file://{tmp_path}", str(m)])
                 for m in range(2)]
     assert [child.wait(60) for child in children] == [0, 0]
+
+
+class Request:
+    """Of MPI: ended when it was asked a few times and all are there."""
+
+    def __init__(self, barrier, finish):
+        self.barrier, self.finish, self.asked = barrier, finish, 0
+
+    def Test(self):
+        self.asked += 1
+        if self.asked < 3 or self.barrier is None:
+            return False
+        self.barrier.wait(20)
+        self.finish()
+        self.barrier.wait(20)
+        return True
+
+
+class Comm:
+    """As much of a communicator of mpi4py as exchanges use. Without a barrier others never come."""
+
+    def __init__(self, rank, sent, barrier):
+        self.rank, self.sent, self.barrier = rank, sent, barrier
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return len(self.sent)
+
+    def Iallgather(self, data, parts):
+        self.sent[self.rank] = bytes(data)
+
+        def finish():
+            parts[:] = b"".join(self.sent)
+        return Request(self.barrier, finish)
+
+
+def test_mpi_gathers():
+    barrier, sent = threading.Barrier(3), [b""] * 3
+    comms = [Comm(rank, sent, barrier) for rank in range(3)]
+
+    def body(member):
+        exchange = mpi_exchange(comms[member])
+        assert (exchange.member, exchange.members) == (member, 3)
+        return [exchange.all_gather(bytes([member]) * (n * member), 20) for n in (1, 0, 1000)]
+
+    for got in in_threads(3, body):
+        assert got == [[bytes([m]) * (n * m) for m in range(3)] for n in (1, 0, 1000)]
+
+
+def test_mpi_ends_by_the_deadline():
+    """deep_ep.Buffer(comm=...) meets when it is first used: a rank that is gone must not hold others."""
+    begun = time.monotonic()
+    rank = rank_of(None, Comm(0, [b""] * 2, None))
+    with raises(crossdock.DeadlineExceeded, "MPI: the all-gather has not ended in time"):
+        rank.gather(b"x", 0.2)
+    assert time.monotonic() - begun < 10
+
+
+class FakeTorch(types.ModuleType):
+    """torch with NCCL where a peer never comes: waiting for the work is the stream's, and returns."""
+
+    def __init__(self):
+        super().__init__("torch")
+        self.waited = []
+        tensor = types.SimpleNamespace(cpu=lambda: self.fail("a copy to the host has no deadline"))
+        work = types.SimpleNamespace(wait=self.waited.append)
+        self.distributed = types.ModuleType("torch.distributed")
+        self.distributed.__dict__.update(
+            is_initialized=lambda: True, get_rank=lambda group: 0, get_world_size=lambda group: 2,
+            get_backend=lambda group: "nccl", all_gather=lambda *_, **__: work)
+        event = types.SimpleNamespace(record=lambda: None, query=lambda: False)
+        self.cuda = types.SimpleNamespace(current_device=lambda: 0, Event=lambda: event)
+        self.uint8, self.device = None, lambda *_: None
+        self.frombuffer = self.tensor = self.empty_like = lambda *_, **__: tensor
+
+    @staticmethod
+    def fail(text):
+        raise AssertionError(text)
+
+
+def test_nccl_ends_by_the_deadline(monkeypatch):
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
+    with raises(crossdock.DeadlineExceeded, "the all-gather has not ended in time"):
+        crossdock.torch_exchange().all_gather(b"x", 0.2)
+    assert 0 < torch.waited[0].total_seconds() <= 0.2
 
 
 def test_torch_exchange_needs_a_process_group():

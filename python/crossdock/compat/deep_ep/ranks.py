@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Protocol, Sequence, TypeVar
 
 from ..._native import Exchange
 from ...errors import DeadlineExceeded, InvalidArgument
-from ...exchange import function_exchange, torch_exchange
+from ...exchange import mpi_exchange, torch_exchange
 
 T = TypeVar("T")
 
@@ -188,9 +188,7 @@ def rank_of(group: Any, comm: Any = None) -> Rank:
     if isinstance(group, Exchange):
         return ProcessRank(group)
     if group is None and comm is not None:
-        return ProcessRank(function_exchange(
-            comm.Get_rank(), comm.Get_size(),
-            lambda data, seconds: [bytes(part) for part in comm.allgather(data)]))
+        return ProcessRank(mpi_exchange(comm))
     if group is None:
         raise InvalidArgument("deep_ep: group is missing: give a process group of torch.distributed, or "
                               "comm, a communicator of mpi4py")
