@@ -209,6 +209,27 @@ def test_memory_can_be_looked_at():
     alone(one)
 
 
+def test_rows_that_num_worst_tokens_has_no_room_for_are_named():
+    """All tokens of both ranks go to rank 0."""
+    def one(group):
+        buffer, kit = deep_ep.Buffer(group), NumPyKit()
+        for enough in (True, False):
+            ids = np.zeros((16, 1), np.int64)
+            per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 2)
+            recv_x, *_, handle, _ = buffer.dispatch(
+                np.ones((16, 128), np.uint16), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
+                num_tokens_per_expert=per_expert, topk_idx=ids, topk_weights=np.ones((16, 1), np.float32),
+                num_worst_tokens=32 if enough else 16)
+            if enough or group.rank() != 0:
+                if enough:
+                    buffer.combine(recv_x, handle)
+                continue
+            refused(lambda: buffer.combine(recv_x, handle), "32 rows have arrived", "num_worst_tokens = 16")
+        buffer.destroy()
+
+    run(2, one)
+
+
 @each_kit
 def test_a_handle_has_places_as_a_tuple_has(kit):
     case = Case(world=3, experts=9, counts=(6, 0, 5))

@@ -8,8 +8,8 @@ import weakref
 from typing import Any, Optional, Sequence, Tuple, Union
 
 from ... import ep
-from ...errors import InvalidArgument, Unsupported
-from .events import EventOverlap
+from ...errors import DeadlineExceeded, InvalidArgument, Unsupported
+from .events import EventOverlap, capturing
 from .frame import Frame, frame_of
 from .lane import Event, Lane
 from .ranks import Rank
@@ -44,6 +44,7 @@ class NormalHandle:
     is_token_in_rank: Array
     rows: int  #: of recv_x
     top_k: int  #: columns of recv_topk_idx; 0: it was dispatched without
+    guessed: bool = False  #: rows are the caller's guess, which the host may learn to be too few
 
     @property
     def rank_prefix_matrix(self) -> Array:
@@ -227,7 +228,8 @@ class Normal:
                 None, None)
             counts = [] if worst else self._counts(world, handle, like, real, alignment)
             call.keep(frame, rows, scales, ids, like.topk_weights, *split(out), out_ids, out_weights)
-        kept = NormalHandle(world, handle, like.is_token_in_rank, n, top_k)
+        kept = NormalHandle(world, handle, like.is_token_in_rank, n, top_k,
+                            0 < worst < world.capacity and not capturing())
         return Dispatched(out, out_ids, out_weights, counts, kept, call.event)
 
     def _counts(self, world: World, handle: ep.Handle, like: LikeTopK, real: bool,
@@ -268,6 +270,7 @@ class Normal:
                                   f"delivered {handle.rows}: give a row for each")
         if weights is not None and not handle.top_k:
             raise InvalidArgument("deep_ep combine: topk_weights need a dispatch with topk_idx")
+        _need_room(handle)
         world.notice()
         with self._lane.call(how.previous_event, how.asynchronous) as call:
             made = world.group.combine(handle.ep, frame.contiguous(x), bias=bias,
@@ -277,6 +280,20 @@ class Normal:
             out, sums = made if weights is not None else (made, None)
             call.keep(frame, x, weights, *bias, out, sums)
         return out, sums, call.event
+
+
+def _need_room(handle: NormalHandle) -> None:
+    """Before a combine: all that arrived has to have a row. Waits for nothing, so this sees what the host has
+    learnt by now."""
+    if not handle.guessed:
+        return
+    try:
+        arrived = handle.ep.rows(0)
+    except DeadlineExceeded:
+        return
+    if arrived > handle.rows:
+        raise InvalidArgument(f"deep_ep: {arrived} rows have arrived where num_worst_tokens = {handle.rows}: the "
+                              f"others are lost: give a number that is enough, at most {handle.world.capacity}")
 
 
 def _shape_of(frame: Frame, rows: Array, scales: Optional[Array], ids: Array, experts: int) -> Shape:
