@@ -10,6 +10,7 @@
 #include "bind.hpp"
 #include "coll/core.hpp"
 #include "coll_calls.hpp"
+#include "copies.hpp"
 #include "cuda/stream.hpp"
 #include "errors.hpp"
 #include "ranks.hpp"
@@ -45,6 +46,7 @@ void send(BoxPtr box, uint32_t rank, uint32_t to, nb::handle tensor, nb::handle 
 }
 void receive(BoxPtr box, uint32_t rank, uint32_t from, nb::handle tensor, nb::handle stream) {
   const Tensor t = box->dense("coll receive", "tensor", tensor, rank);
+  need_writable(t);
   const coll::StreamPtr on = stream_for(*box, stream, t, rank);
   launch(*box, rank, [&] { return box->group.receive(rank, from, t.data, bytes_of(t), on); });
 }
@@ -59,6 +61,7 @@ void fetch_rows(BoxPtr box, uint32_t rank, nb::handle numbers, nb::handle output
                 nb::handle stream) {
   const Tensor n = box->dense("coll fetch_rows", "numbers", numbers, rank);
   const Tensor out = box->table_rows("coll fetch_rows", "out", output, rank);
+  need_writable(out);
   const int64_t count = n.shape[0] * n.shape[1];
   if (count > std::numeric_limits<uint32_t>::max())
     raise(invalid_argument(fmt::format(

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "coll_calls.hpp"
+#include "copies.hpp"
 
 namespace crossdock::python {
 namespace {
@@ -22,6 +23,7 @@ Array session_input(CollSession& s, uint64_t bytes) {
 void all_gather(CollSession& s, nb::handle input, nb::handle output) {
   const Tensor in = s.box->dense("coll all_gather", "input", input, s.rank);
   const Tensor out = s.box->dense("coll all_gather", "output", output, s.rank);
+  need_writable(out);
   if (bytes_of(out) != bytes_of(in) * s.box->group.world())
     raise(invalid_argument(
         fmt::format("coll all_gather: output is {}, {} bytes: it must have those of input, {}, for "
@@ -33,6 +35,7 @@ void all_gather(CollSession& s, nb::handle input, nb::handle output) {
 void reduce_scatter(CollSession& s, nb::handle input, nb::handle output) {
   const Tensor in = s.box->dense("coll reduce_scatter", "input", input, s.rank);
   const Tensor out = s.box->dense("coll reduce_scatter", "output", output, s.rank);
+  need_writable(out);
   const bool wide = out.is(dlpack::kFloat, 4);
   if ((!wide && !out.is_bf16()) || in.kind != out.kind || in.item_bytes != out.item_bytes ||
       bytes_of(in) != bytes_of(out) * s.box->group.world())

@@ -2,6 +2,7 @@
 #include "copies.hpp"
 
 #include <cstring>
+#include <fmt/format.h>
 #include <iterator>
 
 #include "errors.hpp"
@@ -37,6 +38,11 @@ bool in_twin_heap(const RankBox& box, const Tensor& t, uint32_t rank) {
   return data >= heap && data < heap + twin->heap_bytes();
 }
 
+void need_writable(const Tensor& t) {
+  if (t.framework == Framework::kNumpy && !nb::cast<bool>(t.object.attr("flags").attr("writeable")))
+    raise(invalid_argument(fmt::format("{} is read-only: give an array of its own", t.name)));
+}
+
 const void* Copies::readable(const std::shared_ptr<RankBox>& box, Tensor& t, uint32_t rank) {
   if (t.shape[0] == 0) return address_of_none(*box, rank);
   if (!box->twin()) return t.data;
@@ -55,6 +61,7 @@ const void* Copies::readable(const std::shared_ptr<RankBox>& box, Tensor& t, uin
 void* Copies::writable(const std::shared_ptr<RankBox>& box, const Tensor& t, uint32_t rank) {
   if (t.shape[0] == 0) return address_of_none(*box, rank);
   if (!box->twin()) return t.data;
+  need_writable(t);
   if (in_twin_heap(*box, t, rank) && t.dense()) {
     hold(t.object);
     return t.data;

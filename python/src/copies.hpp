@@ -36,6 +36,9 @@ class Copies {
   std::vector<Back> back_;
 };
 
+// Raises InvalidArgument where an output is an array that must not be written: a view of bytes, or
+// of a file that is open for reading.
+void need_writable(const Tensor& t);
 // Whether the tensor is memory of the rank in the twin.
 bool in_twin_heap(const RankBox& box, const Tensor& t, uint32_t rank);
 

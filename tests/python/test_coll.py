@@ -91,6 +91,22 @@ def test_arrays_with_gaps_are_refused_whatever_their_dimensions(shape):
         group.synchronize(TIMEOUT)
 
 
+def test_outputs_that_are_read_only_are_refused():
+    """In the twin they are written by the CPU, whatever NumPy allows."""
+    options = coll.Options(session_bytes=4096, tensor_bytes=4096, shard_rows=4, row_bytes=32)
+    with coll.Group(options, world=1, backend="twin") as group:
+        x, fixed = np.ones((4, 8), np.float32), np.frombuffer(bytes(128), np.float32).reshape(4, 8)
+        with group.session() as session:
+            for call in (lambda: session.all_gather(x, fixed), lambda: session.reduce_scatter(x, fixed),
+                         lambda: group.receive(fixed, 0),
+                         lambda: group.fetch_rows(np.zeros(4, np.int32), fixed)):
+                with pytest.raises(crossdock.InvalidArgument, match="is read-only: give an array of its own"):
+                    call()
+            session.all_gather(fixed, x)
+        group.synchronize(TIMEOUT)
+        assert not x.any() and not fixed.any()
+
+
 def test_a_reset_makes_a_group_good_that_lost_a_peer():
     options = coll.Options(session_bytes=4096, tensor_bytes=64, wait=0.2)
     with coll.Group(options, world=2, backend="twin") as group:

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import crossdock
 from cases import TIMEOUT, Case, bf16_rows, check_received, dispatch, round_of, tokens_of
 from crossdock import ep
 from crossdock.testing import ep_reference as ref
@@ -108,6 +109,9 @@ def test_rows_may_be_apart_and_results_go_where_the_caller_says():
             made.append(bf16_rows(r, (n, case.hidden)))
             handle.expert_input.rows[:n] = made[r]
             out = outs[r][:, :case.hidden]
+            fixed = np.frombuffer(bytes(out.size * 2), np.uint16).reshape(out.shape)
+            with pytest.raises(crossdock.InvalidArgument, match="out is read-only: give an array of its own"):
+                group.combine(handle, out=fixed)
             assert group.combine(handle, out=out) is out
         group.synchronize(TIMEOUT)
         for r, of in enumerate(sent):
