@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <gmock/gmock.h>
+#include <latch>
 #include <thread>
 
 #include "cuda/graph.hpp"
@@ -344,7 +345,9 @@ TEST_F(MoeGpuCalls, RanksPrepareAndForwardSideBySide) {
   o.shared_inter = 0;
   const auto core = make(o);
   const std::vector<float> bias(u64{2} * o.inter, 1.0f);
+  std::latch both(2);
   const auto run = [&](u32 rank, RankWeights mine, u64* words, LayerCore::Call call) {
+    both.arrive_and_wait();
     for (u32 i = 0; i < 4; ++i) {
       const auto made =
           core->gemm().prepare_weights(core->rank(rank), {}, words, Deadline::in(60s));
