@@ -199,7 +199,9 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<u32> take_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const;
   Result<u32> take_small_slot(RankState& state) const;
   Result<u32> take_window_slot(RankState& state, const cuda::Stream* stream) const;
-  Result<> refuse_in_capture(u32 rank, const cuda::Stream* stream, const char* what) const;
+  // Whether a call on `stream`, or on the rank's own, is captured.
+  Result<bool> in_capture(u32 rank, const cuda::Stream* stream) const;
+  Result<> refuse_in_capture(u32 rank, const cuda::Stream* stream, SlotKind kind) const;
   // ---- checks.cpp
   Result<> check_shape(const Tokens& tokens) const;
   Result<> check_tokens(u32 rank, const Tokens& tokens, const DispatchOptions& how) const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <optional>
 
 #include "ep/core.hpp"
 
@@ -111,32 +112,49 @@ Result<u32> Core::prepare_slot(RankState& state, SlotKind kind) const {
   return add_slot(state, kind, std::move(memory));
 }
 
-Result<> Core::refuse_in_capture(u32 rank, const cuda::Stream* stream, const char* what) const {
+Result<bool> Core::in_capture(u32 rank, const cuda::Stream* stream) const {
   const symm::RankDevice& device = group_->rank(rank).device();
-  if (device.context() == nullptr) return {};
-  CROSSDOCK_TRY(capturing, (stream != nullptr ? *stream : *device.stream()).capturing());
+  if (device.context() == nullptr) return false;
+  return (stream != nullptr ? *stream : *device.stream()).capturing();
+}
+
+Result<> Core::refuse_in_capture(u32 rank, const cuda::Stream* stream, SlotKind kind) const {
+  CROSSDOCK_TRY(capturing, in_capture(rank, stream));
   if (!capturing) return {};
+  const bool copy = kind == SlotKind::kCopy;
   return make_error(
       Code::kBusy,
       fmt::format("ep dispatch: rank {} needs memory for {}, which cannot be made while the stream "
-                  "is being captured: reserve_copies() before the capture, drop a handle, or make "
-                  "the group with more slots",
-                  rank, what));
+                  "is being captured: {}, or drop a handle",
+                  rank, copy ? "a copy of its rows" : "its routing",
+                  copy ? "reserve_copies() before the capture, make the group with more slots"
+                       : "hold as many handles at a time once before the capture"));
 }
 
 // One more slot, in the middle of a call: must not wait for the GPU.
 Result<u32> Core::make_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const {
-  CROSSDOCK_CHECK_OK(refuse_in_capture(
-      state.rank, stream, kind == SlotKind::kCopy ? "a copy of its rows" : "its routing"));
+  CROSSDOCK_CHECK_OK(refuse_in_capture(state.rank, stream, kind));
   symm::RankDevice& device = group_->rank(state.rank).device();
   CROSSDOCK_TRY(memory, device.allocate_in_order(bytes_of(state, kind), stream));
   return add_slot(state, kind, std::move(memory));
 }
 
+// A graph writes to its slots in every replay, when the handles of the capture are long gone. So
+// those go to captures alone, which may share them: replays come one after the other.
 Result<u32> Core::take_slot(RankState& state, SlotKind kind, const cuda::Stream* stream) const {
-  for (u32 i = 0; i < state.slots.size(); ++i)
-    if (state.slots[i]->kind == kind && !state.slots[i]->held) return i;
-  return make_slot(state, kind, stream);
+  CROSSDOCK_TRY(capturing, in_capture(state.rank, stream));
+  const auto find_free = [&](bool captured) -> std::optional<u32> {
+    for (u32 i = 0; i < state.slots.size(); ++i) {
+      const Slot& slot = *state.slots[i];
+      if (slot.kind == kind && !slot.held && slot.captured == captured) return i;
+    }
+    return std::nullopt;
+  };
+  std::optional<u32> found = capturing ? find_free(true) : std::nullopt;
+  if (!found) found = find_free(false);
+  if (!found) return make_slot(state, kind, stream);
+  state.slots[*found]->captured = capturing;
+  return *found;
 }
 
 // In turns, on all ranks alike: senders know which one it is.
@@ -177,7 +195,7 @@ Result<> Core::reserve_copies(u32 rank, u32 copies) {
   if (!options_.fall_back)
     return invalid_argument(
         "ep reserve_copies: the group was made with fall_back = false and has no transit");
-  CROSSDOCK_CHECK_OK(refuse_in_capture(rank, nullptr, "copies"));
+  CROSSDOCK_CHECK_OK(refuse_in_capture(rank, nullptr, SlotKind::kCopy));
   const auto made = std::count_if(state->slots.begin(), state->slots.end(),
                                   [](const auto& slot) { return slot->kind == SlotKind::kCopy; });
   for (auto i = static_cast<u64>(made); i < copies; ++i)

@@ -78,6 +78,7 @@ class Slot {
   bool held = false;
   bool sent = false;        // a dispatch_send() waits for its dispatch_receive()
   bool uncombined = false;  // its dispatch has not been combined yet, and may be
+  bool captured = false;    // a graph writes to it in every replay: for captures alone
   // {ticket, count} words for the host, in memory that both see: rows, then experts.
   u64* host_words = nullptr;
   u64* device_words = nullptr;

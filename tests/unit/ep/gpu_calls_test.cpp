@@ -273,6 +273,60 @@ TEST_F(EpGpuCalls, CapturesTakeReservedCopiesOnly) {
   EXPECT_EQ(dispatch(t, stream.handle()).code(), Code::kBusy);
   ASSERT_TRUE(capture.finish().ok());
 }
+// A replay writes there when the handles of the capture are long gone.
+TEST_F(EpGpuCalls, WhatACaptureTookGoesToCapturesAlone) {
+  const Tokens t = tokens(0);
+  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  const auto held = fill(t);
+  ASSERT_TRUE(core_->reserve_copies(0, 1).ok());
+  const auto captured = [&] {
+    auto capture = cuda::Capture::begin(stream).value();
+    const auto copied = dispatch(t, stream.handle());
+    EXPECT_TRUE(copied.ok() && capture.finish().ok());
+    return copied.ok() ? copied->received().rows : nullptr;
+  };
+  void* const rows = captured();
+  const auto apart = dispatch(t);
+  ASSERT_TRUE(apart.ok() && apart->copied());
+  EXPECT_NE(apart->received().rows, rows);
+  EXPECT_EQ(captured(), rows) << "replays come one after the other";
+}
+TEST_F(EpGpuCalls, CapturesNeedTheRoutingsOfAsManyHandles) {
+  constexpr u64 kBytes = u64{1} << 20;
+  make({.experts = 8,
+        .top_k = 2,
+        .max_tokens = kTokens,
+        .hidden = 256,
+        .slots = 0,
+        .fall_back = false,
+        .user_bytes = kBytes});
+  const Tokens t = tokens(0);
+  const cuda::Stream stream = cuda::Stream::create(context(0)).value();
+  std::byte* const memory = core_->user_memory(0).value().data();
+  const auto once = [&] {
+    return core_->dispatch(0, t, {.output = memory, .output_room = kBytes}, stream.handle());
+  };
+  ASSERT_TRUE(once().ok());
+  {
+    auto capture = cuda::Capture::begin(stream).value();
+    const auto one = once();
+    ASSERT_TRUE(one.ok()) << one.error().describe();
+    const auto refused = once();
+    ASSERT_EQ(refused.code(), Code::kBusy);
+    EXPECT_THAT(refused.error().message,
+                HasSubstr("needs memory for its routing, which cannot be made while the stream is "
+                          "being captured: hold as many handles at a time once before"));
+    ASSERT_TRUE(capture.finish().ok());
+  }
+  {
+    const auto one = once(), two = once();
+    ASSERT_TRUE(one.ok() && two.ok());
+  }
+  auto capture = cuda::Capture::begin(stream).value();
+  const auto one = once(), two = once();
+  EXPECT_TRUE(one.ok() && two.ok());
+  ASSERT_TRUE(capture.finish().ok());
+}
 // A wait for readers costs a launch, which only what may be read already is worth.
 class EpGpuReads : public EpGpuCalls {
  protected:
