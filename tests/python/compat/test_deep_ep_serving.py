@@ -42,8 +42,9 @@ def to_bf16(values):
 class HighThroughput:
     """prepare() before the experts, finalize() after them, of one layer."""
 
-    def __init__(self, buffer, kit, hidden, fp8):
+    def __init__(self, buffer, kit, hidden, fp8, allocate=True):
         self.buffer, self.kit, self.hidden, self.fp8 = buffer, kit, hidden, fp8
+        self.allocate = allocate  #: results on the communication stream
         self.dispatch_config = Buffer.get_dispatch_config(WORLD)
         self.combine_config = Buffer.get_combine_config(WORLD)
         self.alignment = 128 if fp8 else 1
@@ -54,7 +55,7 @@ class HighThroughput:
         ids, weights = kit.array(of.ids), kit.array(of.weights)
         per_rank, per_rdma_rank, per_expert, in_rank, event = buffer.get_dispatch_layout(
             topk_idx=ids, num_experts=EXPERTS, previous_event=Buffer.capture(), async_finish=True,
-            allocate_on_comm_stream=True)
+            allocate_on_comm_stream=self.allocate)
         x = kit.bf16(of.rows)
         if self.fp8:
             codes, scales = ref.cast(of.rows)
@@ -63,7 +64,7 @@ class HighThroughput:
             x=x, handle=None, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank,
             is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=ids,
             topk_weights=weights, expert_alignment=self.alignment, config=self.dispatch_config,
-            previous_event=event, async_finish=True, allocate_on_comm_stream=True)
+            previous_event=event, async_finish=True, allocate_on_comm_stream=self.allocate)
 
         def receive():
             event.current_stream_wait()
@@ -92,7 +93,7 @@ class HighThroughput:
     def finalize(self, made, handle):
         out, _, event = self.buffer.combine(
             x=self.kit.bf16(made), handle=handle, topk_weights=None, config=self.combine_config,
-            previous_event=Buffer.capture(), async_finish=True, allocate_on_comm_stream=True)
+            previous_event=Buffer.capture(), async_finish=True, allocate_on_comm_stream=self.allocate)
 
         def receive():
             event.current_stream_wait()
@@ -114,8 +115,8 @@ class HighThroughput:
 
 
 @each_kit
-@pytest.mark.parametrize("fp8", [False, True])
-def test_the_dispatcher_for_many_tokens(kit, fp8):
+@pytest.mark.parametrize("fp8, allocate", [(False, True), (True, True), (True, False)])
+def test_the_dispatcher_for_many_tokens(kit, fp8, allocate):
     """Layers one after the other, each with two batches: the second is on its way while the experts work on
     the first."""
     hidden, counts = 300, (20, 7)
@@ -126,7 +127,7 @@ def test_the_dispatcher_for_many_tokens(kit, fp8):
         buffer = Buffer(group=group, num_nvl_bytes=1 << 20, num_rdma_bytes=0, low_latency_mode=False,
                         num_qps_per_rank=1)
         buffer.set_num_sms(20)
-        layer = HighThroughput(buffer, kit, hidden, fp8)
+        layer = HighThroughput(buffer, kit, hidden, fp8, allocate)
         for number in range(3):
             batches = [tokens_of(counts, hidden, padded, 10 * number + b) for b in range(2)]
             waiting = [layer.prepare(sent[rank]) for sent in batches]
