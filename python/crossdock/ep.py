@@ -267,8 +267,8 @@ class Group(RankOwner):
         self._native.read_mask(self._rank(rank), told, stream)
 
     def mask_memory(self, rank: Optional[int] = None) -> Array:
-        """int32 [1] where kernels look, a bit for each masked rank: to set one, not to clear it, between two calls
-        of the stream is as good as :meth:`mask`."""
+        """int32 [1] where kernels look, a bit for each masked rank: to set one, not to clear it, between two calls of
+        the stream is as good as :meth:`mask`, if nothing of the group runs on another (``|=`` is no atomic)."""
         rank = self._rank(rank)
         return _arrays.to_framework(self._native.mask_memory(rank), _arrays.library_for(self._device(rank)))
 

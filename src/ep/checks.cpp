@@ -194,8 +194,13 @@ Result<> Core::check_by_place(const Handle& handle, const ByPlace& outputs, u64 
         "DispatchOptions::input, where the sums go");
   if (outputs.weighted && !handle.state_->weights)
     return invalid_argument("ep reduce_rows: the dispatch had no weights: use weighted = false");
-  if (outputs.ids != nullptr)
+  if (outputs.ids != nullptr) {
+    if (!aligned(outputs.ids, sizeof(std::int32_t)))
+      return invalid_argument(
+          fmt::format("ep reduce_rows: ids at {} must be i32, on a multiple of {}",
+                      static_cast<const void*>(outputs.ids), sizeof(std::int32_t)));
     CROSSDOCK_CHECK_OK(check_memory({handle.rank(), "reduce_rows"}, outputs.ids, "ids"));
+  }
   return check_memory({handle.rank(), "reduce_rows"}, outputs.rows, "rows");
 }
 

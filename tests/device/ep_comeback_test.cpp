@@ -90,6 +90,7 @@ struct Comeback {
   std::vector<u8*> outputs;  // [round][rank]
   u32 apart;
   u32 behind = kNoPeer;  // it comes back when the other is already there
+  u32 so_far = 0;        // uses of each slot; of few tokens by flags
 
   explicit Comeback(u32 rounds_apart) : apart(rounds_apart) {
     for (u32 i = 0; i < kRounds * c.world; ++i)
@@ -111,6 +112,7 @@ struct Comeback {
   }
   void run_and_check(u32 seed) {
     rig.reset();
+    if constexpr (std::is_same_v<Path, SmallPath>) rig.used_so_far(so_far);
     std::vector<EpInputs> inputs;
     for (u32 slot = 0; slot < 2; ++slot) {
       inputs.emplace_back(c, 2 * seed + slot);
@@ -148,6 +150,15 @@ TEST(EpComeback, OfManyTokens) {
 }
 TEST(EpComeback, OfFewTokens) {
   comes_back<SmallPath>();
+}
+// Uses of a slot are compared by their distance, which is half of all numbers here.
+TEST(EpComeback, OfFewTokensAfterMonths) {
+  for (const u32 uses : {1u << 31, 3u << 30, ~0u - 1}) {
+    SCOPED_TRACE("uses " + std::to_string(uses));
+    Comeback<SmallPath> rounds(0b0011110u);
+    rounds.so_far = uses;
+    ASSERT_NO_FATAL_FAILURE(rounds.run_and_check(1));
+  }
 }
 TEST(EpComeback, InPackets) {
   comes_back<Packets>();

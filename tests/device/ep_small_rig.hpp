@@ -61,6 +61,20 @@ class EpSmallRig {
                     u64{0x8000} << 48);
       }
   }
+  // As if every rank had used every slot so many times, by flags.
+  void used_so_far(u32 uses) {
+    for (const State& state : state_)
+      state.dispatch->dispatch.finished = state.dispatch->released.value = uses;
+    const u32 world = case_.world;
+    for (u32 rank = 0; rank < world; ++rank)
+      for (const EpSmallAreas& areas : areas_) {
+        std::fill_n(ranks_.window<u64>(rank, areas.headers), world, epoch_word(uses, 0));
+        std::fill_n(ranks_.window<u32>(rank, areas.flags), world * kEpMaxSendBlocks, uses);
+        std::fill_n(ranks_.window<u64>(rank, areas.counts), world * areas.most_experts,
+                    epoch_word(uses, 0));
+        std::fill_n(ranks_.window<u32>(rank, areas.free), world, uses);
+      }
+  }
   // As if every rank had made so many dispatches and combines in packets since.
   void in_packets_so_far(u32 dispatches, u32 combines) {
     for (const State& state : state_) {

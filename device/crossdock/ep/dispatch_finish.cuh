@@ -51,6 +51,23 @@ CROSSDOCK_DEVICE bool ep_take_ends(const Block& b) {
   if (!b.p.masking.late) ep_tell_rows(b, rows);
   return true;
 }
+// By a warp: adds to the shared `counts` how often each of `number` experts from `first` is among
+// the `choices`. Not inlined: it is rare, and would cost every dispatch registers.
+CROSSDOCK_COLD void ep_count_choices(const i32* ids, u32 choices, u32* counts, u32 first,
+                                     u32 number) {
+  CROSSDOCK_NO_UNROLL
+  for (u32 i = lane_index(); i < choices; i += kWarpSize * kEpBatch) {
+    i32 id[kEpBatch];
+    CROSSDOCK_UNROLL
+    for (u32 j = 0; j < kEpBatch; ++j)
+      id[j] = i + j * kWarpSize < choices ? ptx::ld_weak(ids + i + j * kWarpSize) : -1;
+    CROSSDOCK_UNROLL
+    for (u32 j = 0; j < kEpBatch; ++j) {
+      const u32 expert = static_cast<u32>(id[j]) - first;
+      if (id[j] >= 0 && expert < number) ptx::red_add_shared(counts + expert, 1u);
+    }
+  }
+}
 
 // The end of a dispatch, by the first warps of block 0: all rows of all sources are here. Each
 // waits for itself, which is faster than waiting for one that tells the others.
@@ -97,9 +114,13 @@ struct EpDispatchFinish {
     ep_tell_rows(b, rows);
   }
   CROSSDOCK_DEVICE void take_experts() const {
+    const u32 count = b.p.experts.count(b.rank());
+    const bool without_some = b.reuses() && b.masked != 0;
     CROSSDOCK_NO_UNROLL
-    for (u32 i = thread_index(); i < b.p.experts.count(b.rank()); i += kWarps * kWarpSize)
-      take_expert(i);
+    for (u32 first = warp_index() * kWarpSize; first < count; first += kWarps * kWarpSize) {
+      if (without_some) count_left_out(first, min_of(count - first, kWarpSize));
+      if (first + lane_index() < count) take_expert(first + lane_index());
+    }
   }
   // Whether it is still worth waiting for.
   CROSSDOCK_DEVICE bool comes(u32 source) const {
@@ -177,18 +198,26 @@ struct EpDispatchFinish {
     }
     return selections;
   }
-  // As in the earlier dispatch, without the sources that have not come this time.
-  CROSSDOCK_DEVICE u32 selected_again(u32 expert) const {
-    u32 selections = ptx::ld_weak(b.p.reuse.expert_counts + expert);
+  // By a warp, in the place of `number` experts from `first` in the histogram, which nobody else
+  // uses by now: their choices in a reused routing by sources that have not come this time.
+  CROSSDOCK_DEVICE void count_left_out(u32 first, u32 number) const {
+    u32* left_out = b.template at<u32>(b.shared.histogram) + first;
+    if (lane_index() < number) ptx::st_shared(left_out + lane_index(), 0u);
+    ptx::sync_warp(kFullMask);
     CROSSDOCK_NO_UNROLL
     for (u32 source = 0; source < b.world(); ++source) {
       if (b.talks_to(source)) continue;
-      const u64 end = u64{ptx::ld_weak(b.p.reuse.source_ends + source)} * b.p.input.top_k;
-      CROSSDOCK_NO_UNROLL
-      for (u64 choice = u64{source} * b.p.stride * b.p.input.top_k; choice < end; ++choice)
-        if (ptx::ld_weak(b.p.reuse.ids + choice) == static_cast<i32>(expert)) --selections;
+      const u32 rows = ptx::ld_weak(b.p.reuse.source_ends + source) - source * b.p.stride;
+      ep_count_choices(b.p.reuse.ids + u64{source} * b.p.stride * b.p.input.top_k,
+                       rows * b.p.input.top_k, left_out, first, number);
     }
-    return selections;
+    ptx::sync_warp(kFullMask);
+  }
+  // As in the earlier dispatch, without the sources that have not come this time.
+  CROSSDOCK_DEVICE u32 selected_again(u32 expert) const {
+    const u32 all = ptx::ld_weak(b.p.reuse.expert_counts + expert);
+    if (b.masked == 0) return all;
+    return all - ptx::ld_shared(b.template at<u32>(b.shared.histogram) + expert);
   }
   CROSSDOCK_DEVICE void take_expert(u32 i) const {
     const u32 selections = b.reuses() ? selected_again(i) : b.fixed() ? selected(i) : added(i);

@@ -9,8 +9,9 @@
 //
 //   rank a                                              rank b
 //     pulled[a] = combines so far * blocks  ------->    a has read all that b had for it (nothing)
-//     released = 0: the next launch of each small
-//     slot tells anew what is free here     ------->    may store into the slots of a
+//     released = one use less than there were:
+//     the next launch of each small slot tells
+//     anew what is free here                ------->    may store into the slots of a
 //
 // Both let the other in before the same dispatch, and have made the same calls until then.
 // SPDX-License-Identifier: Apache-2.0
@@ -42,7 +43,10 @@ CROSSDOCK_KERNEL CROSSDOCK_LAUNCH_BOUNDS(kConfig.threads, 1)
   if (p.told != nullptr && lane < p.view.world)
     ptx::st_weak(p.told + lane, is_masked(after, lane) ? 1 : 0);
   if (lane < p.view.world && is_masked(back, lane)) ep_make_up(p, lane);
-  if (lane < p.slots && back != 0) ptx::st_weak(&p.small[lane]->released.value, 0u);
+  // Relative to the count, since the two are compared by their distance.
+  if (lane < p.slots && back != 0)
+    ptx::st_weak(&p.small[lane]->released.value,
+                 ptx::ld_relaxed_gpu(&p.small[lane]->dispatch.finished) - 1u);
   // Bit by bit: a launch in another stream may mask a rank at this moment. Only those are let in
   // that have been made up for.
   if (lane != 0 || after == before) return;

@@ -334,7 +334,9 @@ class CROSSDOCK_API Group {
   // not come. One that has missed calls needs a reset() of the group. kInvalidArgument for the rank
   // itself, which also means that not all can be masked, and between the halves of a call. With
   // Options::mask_late also between a dispatch and its combine, and for combines of handles from
-  // before: they do not know who was left out in the middle of their dispatch.
+  // before: they do not know who was left out in the middle of their dispatch. A rank that has let
+  // nobody in would make such a combine, and wait there for those that have; so with mask_late all
+  // ranks let in before that dispatch, those that have masked nobody by clear_mask().
   Result<> mask(std::uint32_t rank, std::uint32_t peer, bool masked, StreamPtr stream = nullptr);
   // Nobody is masked from then on.
   Result<> clear_mask(std::uint32_t rank, StreamPtr stream = nullptr);
@@ -342,7 +344,9 @@ class CROSSDOCK_API Group {
   // rank's GPU, in the order of the stream.
   Result<> read_mask(std::uint32_t rank, std::int32_t* told, StreamPtr stream = nullptr);
   // The same word where kernels of the caller can change it, a bit for each masked rank: a bit that
-  // is set between two calls of the stream is as good as mask(). Bits must not be cleared there.
+  // an atomic OR sets between two calls of the stream is as good as mask(). A load and a store is
+  // not, unless nothing of the group runs beside: a launch may mask a rank in between. Bits must
+  // not be cleared there.
   Result<std::uint32_t*> mask_memory(std::uint32_t rank) const;
   // The ranks that are masked, a bit each, when what was called without a stream has been done.
   Result<std::uint32_t> masked(std::uint32_t rank, Deadline deadline) const;

@@ -235,6 +235,10 @@ TEST(EpExpand, WrongPlanesAreRefused) {
               HasSubstr("another group"));
   const auto weighted = rig.group().reduce_rows(handles[0], {.rows = at, .weighted = true});
   EXPECT_THAT(weighted.error().message, HasSubstr("had no weights"));
+  const auto ids = rig.group().reduce_rows(
+      handles[0], {.rows = at, .ids = reinterpret_cast<const std::int32_t*>(at + 2)});
+  ASSERT_EQ(ids.code(), Code::kInvalidArgument);
+  EXPECT_THAT(ids.error().message, HasSubstr("must be i32, on a multiple of 4"));
 }
 // A slot keeps the lists of the dispatch before: they must not be taken for those of the next.
 TEST(EpExpand, RowsThatAreNotListedAreRefused) {

@@ -175,16 +175,19 @@ const EpCase kApart{
     .world = 3, .experts = 7, .max_tokens = 40, .combine_weights = false, .fixed = true};
 
 TEST(EpReuse, ARankThatIsMaskedSinceIsNotCounted) {
-  for (u32 seed = 1; seed <= 4; ++seed) {
-    EpGroupRig rig = masking_rig(kApart);
-    rig.group().core().launcher().set_schedule(weak_schedule(seed));
-    const EpInputs inputs(kApart, seed);
-    auto handles = masked_round(rig, kApart, inputs, nullptr, false);
-    ASSERT_NO_FATAL_FAILURE(set_apart(rig, true));
-    for (u32 again = 0; again < 2 && !HasFatalFailure(); ++again)
-      handles = masked_round(rig, kApart, inputs, &handles, true);
-    if (HasFatalFailure()) return;
-  }
+  for (const u32 experts : {7u, 300u})  // of fewer than a warp's, and of several warps'
+    for (u32 seed = 1; seed <= 4; ++seed) {
+      EpCase c = kApart;
+      c.experts = experts;
+      EpGroupRig rig = masking_rig(c);
+      rig.group().core().launcher().set_schedule(weak_schedule(seed));
+      const EpInputs inputs(c, seed);
+      auto handles = masked_round(rig, c, inputs, nullptr, false);
+      ASSERT_NO_FATAL_FAILURE(set_apart(rig, true));
+      for (u32 again = 0; again < 2 && !HasFatalFailure(); ++again)
+        handles = masked_round(rig, c, inputs, &handles, true);
+      if (HasFatalFailure()) return;
+    }
 }
 // Where ranks were left out of the first dispatch, they are left out of those like it; the slots
 // still have what other dispatches left there.
