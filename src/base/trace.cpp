@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <fmt/format.h>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <new>
 #include <unistd.h>
@@ -24,7 +25,15 @@
 namespace crossdock::base {
 namespace {
 
-enum class Phase : std::uint8_t { kSpan, kInstant, kCounter, kFlowBegin, kFlowStep, kFlowEnd };
+enum class Phase : std::uint8_t {
+  kSpan,
+  kInstant,
+  kCounter,
+  kFlowBegin,
+  kFlowStep,
+  kFlowEnd,
+  kOverlapping
+};
 
 // More threads than this in the life of one tracer are counted and not shown.
 constexpr std::size_t kMaxRings = 1024;
@@ -56,17 +65,26 @@ std::string json_string(std::string_view text) {
   return out + '"';
 }
 
-Result<> replace_file(const std::string& path, std::string_view text) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+Error unwritable(int error, const std::string& path) {
+  return errno_error(error, fmt::format("write the trace file {}", path));
+}
+
+// The one that flush() writes and renames; no two tracers have the same.
+std::string temporary_of(const std::string& path, std::uint64_t serial) {
+  return fmt::format("{}.{}.{}.tmp", path, ::getpid(), serial);
+}
+
+Result<> replace_file(const std::string& path, const std::string& temporary,
+                      std::string_view text) {
   FILE* file = std::fopen(temporary.c_str(), "we");
-  if (file == nullptr) return errno_error(errno, fmt::format("write the trace file {}", path));
+  if (file == nullptr) return unwritable(errno, path);
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   int error = written ? 0 : errno;
   if (std::fclose(file) != 0 && error == 0) error = errno;
   if (error == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
   if (error == 0) return {};
   std::remove(temporary.c_str());
-  return errno_error(error, fmt::format("write the trace file {}", path));
+  return unwritable(error, path);
 }
 
 }  // namespace
@@ -165,6 +183,7 @@ struct Tracer::Impl {
   std::string process_name;
   const std::uint64_t serial = next_serial();  // tells two tracers at one address apart
   std::mutex mutex;
+  std::mutex flushing;  // two engines may close at once
   std::vector<std::unique_ptr<EventRing>> rings;
   std::vector<std::string> tracks;
   std::unordered_set<std::string> interned;
@@ -196,6 +215,8 @@ struct Tracer::Impl {
   }
 
   void append_event(std::string& out, const Event& event, std::uint64_t thread_id) const;
+  void append_overlapping(std::string& out, const Event& event, std::uint64_t thread_id,
+                          std::uint64_t id) const;
   void append_name(std::string& out, std::string_view kind, std::uint64_t thread_id,
                    std::string_view name) const;
   std::string render();
@@ -203,7 +224,7 @@ struct Tracer::Impl {
 
 void Tracer::Impl::append_event(std::string& out, const Event& event,
                                 std::uint64_t thread_id) const {
-  constexpr std::array<char, 6> kPhaseLetters = {'X', 'i', 'C', 's', 't', 'f'};
+  constexpr std::array<char, 7> kPhaseLetters = {'X', 'i', 'C', 's', 't', 'f', 'b'};
   const auto to = std::back_inserter(out);
   const std::uint64_t row = event.track.id == 0 ? thread_id : kFirstTrackId + event.track.id;
   fmt::format_to(to, R"({{"ph":"{}","name":{},"cat":"crossdock","pid":{},"tid":{},"ts":{}.{:03})",
@@ -215,6 +236,8 @@ void Tracer::Impl::append_event(std::string& out, const Event& event,
       break;
     case Phase::kInstant:
       fmt::format_to(to, R"(,"s":"t")");
+      break;
+    case Phase::kOverlapping:  // by append_overlapping()
       break;
     case Phase::kCounter:
       fmt::format_to(to, R"(,"args":{{"value":{}}})", static_cast<std::int64_t>(event.value));
@@ -232,6 +255,25 @@ void Tracer::Impl::append_event(std::string& out, const Event& event,
   out += "},\n";
 }
 
+// A pair of events that belong together by an id of this process ("id2": the id of another process
+// is another one, also after a merge).
+void Tracer::Impl::append_overlapping(std::string& out, const Event& event, std::uint64_t thread_id,
+                                      std::uint64_t id) const {
+  const auto append = [&](char letter, std::uint64_t at_ns, std::string_view args) {
+    fmt::format_to(std::back_inserter(out),
+                   R"({{"ph":"{}","name":{},"cat":"crossdock","pid":{},"tid":{},"ts":{}.{:03},)"
+                   R"("id2":{{"local":"{:#x}"}}{}}},)"
+                   "\n",
+                   letter, json_string(event.name), ::getpid(), thread_id, at_ns / 1000,
+                   at_ns % 1000, id, args);
+  };
+  append('b', event.at_ns,
+         event.arg.name == nullptr
+             ? ""
+             : fmt::format(R"(,"args":{{{}:{}}})", json_string(event.arg.name), event.arg.value));
+  append('e', event.at_ns + event.value, "");
+}
+
 void Tracer::Impl::append_name(std::string& out, std::string_view kind, std::uint64_t thread_id,
                                std::string_view name) const {
   fmt::format_to(std::back_inserter(out),
@@ -242,15 +284,19 @@ void Tracer::Impl::append_name(std::string& out, std::string_view kind, std::uin
 
 std::string Tracer::Impl::render() {
   std::string out = "{\"traceEvents\":[\n";
-  std::uint64_t lost = 0;
+  std::uint64_t lost = 0, pairs = 0;
   const std::lock_guard lock(mutex);
   append_name(out, "process_name", 0, process_name);
   for (std::size_t i = 0; i < tracks.size(); ++i)
     append_name(out, "thread_name", kFirstTrackId + i + 1, tracks[i]);
   for (const auto& ring : rings) {
     if (!ring->name.empty()) append_name(out, "thread_name", ring->thread_id(), ring->name);
-    for (const Event& event : ring->collect(lost))
-      append_event(out, event, ring->thread_id());
+    for (const Event& event : ring->collect(lost)) {
+      if (event.phase == Phase::kOverlapping)
+        append_overlapping(out, event, ring->thread_id(), ++pairs);
+      else
+        append_event(out, event, ring->thread_id());
+    }
   }
   out.erase(out.rfind(','), 1);
   fmt::format_to(std::back_inserter(out),
@@ -266,6 +312,20 @@ Tracer::Tracer(TracerOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->events_per_thread = std::max<std::size_t>(options.events_per_thread, 1);
   impl_->process_name = std::move(options.process_name);
   on_.store(!impl_->file.empty(), std::memory_order_relaxed);
+}
+
+std::shared_ptr<Tracer> Tracer::of_process(TracerOptions options) {
+  if (options.file.empty()) return std::make_shared<Tracer>(std::move(options));
+  options.file = expand_pid(std::move(options.file));
+  // By process id: a forked child begins a timeline of its own. Never destroyed: engines of static
+  // lifetime may end after anything here would.
+  using Key = std::pair<pid_t, std::string>;
+  static auto& mutex = *new std::mutex;
+  static auto& tracers = *new std::map<Key, std::shared_ptr<Tracer>>;
+  const std::lock_guard lock(mutex);
+  auto& tracer = tracers[{::getpid(), options.file}];
+  if (!tracer) tracer = std::make_shared<Tracer>(std::move(options));
+  return tracer;
 }
 
 Tracer::~Tracer() {
@@ -291,6 +351,16 @@ void Tracer::span(const char* name, std::uint64_t begin_ns, std::uint64_t end_ns
   record({.name = name,
           .phase = Phase::kSpan,
           .track = track,
+          .at_ns = begin_ns,
+          .value = end_ns > begin_ns ? end_ns - begin_ns : 0,
+          .arg = arg});
+}
+
+void Tracer::overlapping(const char* name, std::uint64_t begin_ns, std::uint64_t end_ns,
+                         TraceArg arg) noexcept {
+  if (!on()) return;
+  record({.name = name,
+          .phase = Phase::kOverlapping,
           .at_ns = begin_ns,
           .value = end_ns > begin_ns ? end_ns - begin_ns : 0,
           .arg = arg});
@@ -342,7 +412,19 @@ void Tracer::name_thread(std::string_view name) {
 
 Result<> Tracer::flush() {
   if (!on()) return {};
-  return replace_file(impl_->file, impl_->render());
+  const std::lock_guard lock(impl_->flushing);
+  return replace_file(impl_->file, temporary_of(impl_->file, impl_->serial), impl_->render());
+}
+
+Result<> Tracer::check_writable() const {
+  if (!on()) return {};
+  const std::lock_guard lock(impl_->flushing);
+  const std::string temporary = temporary_of(impl_->file, impl_->serial);
+  FILE* file = std::fopen(temporary.c_str(), "we");
+  if (file == nullptr) return unwritable(errno, impl_->file);
+  std::fclose(file);
+  std::remove(temporary.c_str());
+  return {};
 }
 
 }  // namespace crossdock::base

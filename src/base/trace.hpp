@@ -1,6 +1,7 @@
 // Tracer: events for Chrome's and Perfetto's trace viewers. Each thread writes into a ring of its
-// own; flush(), on any thread, writes the file. An engine owns its tracer; nothing is written at
-// exit. When off, an event costs one relaxed load. Thread-safe.
+// own; flush(), on any thread, writes the file. Engines of one process that name one file have one
+// tracer, so that none replaces what another wrote; nothing is written at exit. When off, an event
+// costs one relaxed load. Thread-safe.
 //
 // Names, categories and argument names must live as long as the tracer: literals, or intern().
 // SPDX-License-Identifier: Apache-2.0
@@ -39,6 +40,10 @@ struct TraceTrack {
 class Tracer {
  public:
   explicit Tracer(TracerOptions options);
+  // The tracer of this process for that file. It is kept for the life of the process: an engine
+  // that is created after another was closed goes on with its timeline. The options of the first
+  // count.
+  static std::shared_ptr<Tracer> of_process(TracerOptions options);
   ~Tracer();  // flushes; failures are silent there, so flush() first where they matter
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
@@ -49,6 +54,10 @@ class Tracer {
   // A stretch of time; both ends from now_ns(). TraceSpan does it by scope.
   void span(const char* name, std::uint64_t begin_ns, std::uint64_t end_ns, TraceArg arg = {},
             TraceTrack track = {}) noexcept;
+  // As span(), where several may be under way at once on one row: viewers drop spans of a row that
+  // overlap and do not nest, so each of these is shown on a row of its own.
+  void overlapping(const char* name, std::uint64_t begin_ns, std::uint64_t end_ns,
+                   TraceArg arg = {}) noexcept;
   void instant(const char* name, TraceArg arg = {}, TraceTrack track = {}) noexcept;
   // A value over time, drawn as a curve.
   void counter(const char* name, std::int64_t value) noexcept;
@@ -68,6 +77,8 @@ class Tracer {
   // Writes the newest events of every thread, to a temporary file that then replaces file().
   // Threads may go on tracing meanwhile. Does nothing when off.
   Result<> flush();
+  // Whether flush() could write the file now; leaves nothing behind. Ok when off.
+  Result<> check_writable() const;
 
  private:
   struct Impl;

@@ -85,9 +85,10 @@ Result<> EngineCore::start(const EngineOptions& options) {
   log_ = log.component("transfer");
   for (const auto& warning : config_.warnings())
     log_.write(base::LogLevel::kWarn, warning);
-  tracer_ = std::make_unique<base::Tracer>(base::TracerOptions{
-      .file = config_.string("trace.file"),
-      .events_per_thread = static_cast<std::size_t>(config_.integer("trace.events_per_thread"))});
+  tracer_ = base::Tracer::of_process(
+      {.file = config_.string("trace.file"),
+       .events_per_thread = static_cast<std::size_t>(config_.integer("trace.events_per_thread"))});
+  warn_of_trace(tracer_->check_writable());  // now, and not at the end of the run it was meant for
   make_counters();
   interrupt_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!interrupt_) return errno_error(errno, "eventfd of the engine");
@@ -167,6 +168,14 @@ Result<> EngineCore::start_transports() {
     if (transport->name().find("shm") != std::string_view::npos)
       identity_.features |= kFeatureCopiesItself;
   return {};
+}
+
+void EngineCore::warn_of_trace(const Result<>& written) {
+  if (!written.ok())
+    log_.write(base::LogLevel::kWarn,
+               fmt::format("no trace of this engine: {}; correct the setting trace.file or "
+                           "CROSSDOCK_TRACE",
+                           written.error().message));
 }
 
 void EngineCore::make_counters() {
@@ -372,7 +381,7 @@ Result<> EngineCore::shutdown(Deadline deadline) {
                                earlier(deadline, Deadline::in(std::chrono::seconds(1))));
   stop_peers(why, quiesced);
   end_threads(why, let_go_.load());
-  if (tracer_) (void)tracer_->flush();
+  if (tracer_) warn_of_trace(tracer_->flush());
   return *(outcome_ = std::move(outcome));
 }
 

@@ -167,6 +167,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
     std::shared_ptr<base::Gauge> regions;
     std::shared_ptr<base::Histogram> latency;
   };
+  void warn_of_trace(const Result<>& written);
   void make_counters();
 
   const base::Config config_;
@@ -174,7 +175,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   ShortWait short_wait_;
   base::Logger log_;
   base::Registry metrics_;
-  std::unique_ptr<base::Tracer> tracer_;
+  std::shared_ptr<base::Tracer> tracer_;
   Counters counters_;
   Identity identity_;
   std::string address_;

@@ -300,7 +300,7 @@ void EngineCore::account(const TransferCore& transfer, State state) noexcept {
       break;
   }
   if (tracer_->on())
-    tracer_->span("transfer", transfer.submitted_ns, now, {"bytes", transfer.bytes_total});
+    tracer_->overlapping("transfer", transfer.submitted_ns, now, {"bytes", transfer.bytes_total});
 }
 
 }  // namespace crossdock::transfer::detail

@@ -137,6 +137,44 @@ TEST(Tracer, TwoTracersInOneThreadKeepApart) {
   EXPECT_EQ(events_named(read(b.file()), "b").size(), 3u);
 }
 
+TEST(Tracer, OverlappingSpansArePairsWithIdsOfTheirOwn) {
+  const support::TempDir dir;
+  Tracer tracer({.file = dir.path() + "/t.json"});
+  tracer.overlapping("transfer", 1'000, 10'000, {"bytes", 1});
+  tracer.overlapping("transfer", 2'500, 15'000, {"bytes", 2});
+  ASSERT_TRUE(tracer.flush().ok());
+  const auto events = events_named(read(tracer.file()), "transfer");
+  ASSERT_EQ(events.size(), 4u);
+  for (std::size_t i = 0; i < 4; i += 2) {
+    EXPECT_EQ(events[i].at("ph"), "b");
+    EXPECT_EQ(events[i].at("args").at("bytes"), i / 2 + 1);
+    EXPECT_EQ(events[i + 1].at("ph"), "e");
+    EXPECT_EQ(events[i].at("id2"), events[i + 1].at("id2"));
+    EXPECT_EQ(events[i].at("cat"), events[i + 1].at("cat"));
+  }
+  EXPECT_NE(events[0].at("id2").at("local"), events[2].at("id2").at("local"));
+  EXPECT_DOUBLE_EQ(events[2].at("ts"), 2.5);
+  EXPECT_DOUBLE_EQ(events[3].at("ts"), 15.0);
+}
+
+TEST(Tracer, OneOfTheProcessForAFile) {
+  const support::TempDir dir;
+  const std::string file = dir.path() + "/%p.json";
+  const auto first = Tracer::of_process({.file = file});
+  EXPECT_EQ(Tracer::of_process({.file = first->file()}), first);
+  EXPECT_NE(Tracer::of_process({.file = dir.path() + "/other.json"}), first);
+  EXPECT_FALSE(Tracer::of_process({})->on());
+}
+
+TEST(Tracer, CheckingTheFileLeavesNothing) {
+  const support::TempDir dir;
+  const Tracer tracer({.file = dir.path() + "/t.json"});
+  EXPECT_TRUE(tracer.check_writable().ok());
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+  EXPECT_EQ(Tracer({.file = "/nonexistent-folder/t.json"}).check_writable().code(),
+            Code::kNotFound);
+}
+
 // Writers overrun small rings while another thread flushes: every event that is written must be one
 // that was made, never half of two.
 TEST(Tracer, FlushBesideWritersSeesWholeEvents) {
