@@ -130,7 +130,8 @@ Result<> PeerCore::cover_regions(Deadline deadline) {
   const auto regions = regions_.snapshot();  // held: another one takes its place at any time
   for (const auto& region : *regions) {
     const auto reached = rails_for(*region);
-    if (reached.ok()) continue;
+    // Its owner may take it back at any time, and need not keep it for what this still looks at.
+    if (reached.ok() || region->revoked.load()) continue;
     if (note.empty())
       note = fmt::format("; without it some memory is not: {}", reached.error().message);
     uncovered.push_back(region);
@@ -145,11 +146,14 @@ Result<> PeerCore::cover_regions(Deadline deadline) {
     }
     const auto set = set_at(slot);
     if (!set) break;  // the peer died meanwhile
-    std::erase_if(uncovered, [&](const RemoteRegionPtr& r) { return attach(*set, *r).ok(); });
+    std::erase_if(uncovered, [&](const RemoteRegionPtr& r) {
+      return r->revoked.load() || attach(*set, *r).ok();
+    });
   }
   if (uncovered.empty()) return {};
+  const auto& missing = *uncovered.front();
   auto reached = rails_for(*uncovered.front());
-  if (reached.ok()) return {};
+  if (reached.ok() || missing.revoked.load()) return {};
   if (!alive()) return lost_error();
   // A way that may be back soon: that the others cannot reach the memory is not the reason.
   if (not_now) return *not_now;
@@ -184,6 +188,9 @@ Result<> PeerCore::attach(RailSet& set, transport::RemoteRegion& region) {
   const std::lock_guard lock(attach_mutex_);
   // Replaced since it was looked up: what it attaches would be taken for the new rails'.
   if (set_at(set.slot).get() != &set) return rails_changed();
+  // detach() comes after that was set, and waits for this: nothing is attached after it. What the
+  // region had on other rails is not to be used any more either.
+  if (region.revoked.load()) return revoked_error();
   if (region.attached[set.slot]) return {};
   std::optional<transport::RemoteAccess> access;
   for (const auto& rail : set.rails) {

@@ -10,6 +10,7 @@
 #include "support/raw_server.hpp"
 #include "support/relay.hpp"
 #include "transfer/control_link.hpp"
+#include "transfer/engine_core.hpp"
 #include "wire/control.hpp"
 
 namespace crossdock::testing {
@@ -201,6 +202,42 @@ TEST(Revoke, ASecondRequestWaitsForTheSameTransfers) {
       EXPECT_EQ(wire::decode<wire::RevokeAck>(ack->payload)->token, token);
     }
   }
+}
+
+// The peer was told that nothing is held of what it took back: that stays so.
+TEST(Revoke, ARegionThatWasTakenBackIsNotAttachedAnew) {
+  auto target = make_engine("shm");
+  auto region = target.allocate(4096).value();
+  const auto source = transfer::detail::EngineCore::create(
+                          {.config = {{"transport.enabled", "shm"}, {"log.level", "error"}}})
+                          .value();
+  const auto peer = source->open(target.name(), soon()).value();
+  const auto held = peer->regions().snapshot()->front();
+  EXPECT_TRUE(held->attached[0]);
+  ASSERT_TRUE(region.release(soon()).ok());
+  EXPECT_EQ(peer->rails_for(*held).code(), Code::kClosed);
+  EXPECT_FALSE(held->attached[0]);
+}
+
+// What goes while its peer is opened is no memory that cannot be reached.
+TEST(Revoke, OpeningAPeerThatReleasesMemorySucceeds) {
+  auto target = make_engine("shm");
+  auto source = make_engine("shm");
+  std::atomic<bool> stop{false};
+  std::thread releasing([&] {
+    std::vector<std::optional<Region>> regions(200);
+    for (std::size_t i = 0; !stop.load(); i = (i + 1) % regions.size()) {
+      const bool released = !regions[i] || regions[i]->release(soon()).ok();
+      EXPECT_TRUE(released);
+      regions[i] = target.allocate(4096).value();
+    }
+  });
+  for (int round = 0; round < 200; ++round) {
+    const auto peer = source.open(target.name(), soon());
+    EXPECT_TRUE(peer.ok()) << "in round " << round << ": " << peer.error().describe();
+  }
+  stop.store(true);
+  releasing.join();
 }
 
 }  // namespace
