@@ -276,7 +276,9 @@ Result<> EngineCore::stop_transfers(Deadline deadline) {
   if (transfers_->wait_empty(Deadline::in(grace))) return {};
   for (const auto& transfer : transfers_->all())
     transfer->sever_rails(why);
-  if (transfers_->wait_empty(Deadline::in(std::chrono::seconds(2)))) return {};
+  // Nobody is dialled any more, so that only time can prove that nothing of them arrives.
+  if (transfers_->wait_empty(Deadline::in(settings_.quiesce_grace + std::chrono::seconds(2))))
+    return {};
   return make_error(Code::kInternal, "transfers did not end after their rails were cut");
 }
 

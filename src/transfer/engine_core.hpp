@@ -92,9 +92,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   Result<std::shared_ptr<TransferCore>> submit(const std::shared_ptr<PeerCore>& peer,
                                                std::span<const Request> batch,
                                                TransferOptions options);
-  // Takes a shard whose rail was cut and that shall not be tried again, to end it once the peer has
-  // let go of that rail, or `transfer.quiesce_grace` after the cut; false when there is nothing to
-  // wait for.
+  // Takes a shard that is in doubt and that shall not be tried again, to end it once the peer has
+  // let go of its rail, or `transfer.quiesce_grace` after it came back; false when there is nothing
+  // to wait for.
   bool confirm_cut(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
   // Takes a failed shard for another try; false when there shall be none.
   bool retry(TransferCore& transfer, transport::Shard& shard, const Error& error) noexcept;
@@ -155,6 +155,11 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
               const Error& error);
   void redial_and_repost(const std::shared_ptr<TransferCore>& transfer, transport::Shard& shard,
                          const Error& error, bool go_on);
+  // When nothing of a shard that came back in doubt arrives any more, whatever its peer says.
+  [[nodiscard]] Deadline quiet_by(const transport::Shard& shard) const;
+  // Blocking, for the dial pool: false when this engine closed before those rails were known to be
+  // quiet.
+  bool await_quiet(PeerCore& peer, const RailSet& set, Deadline until) const;
   Result<> close_entry(Deadline deadline);
   Result<> stop_transfers(Deadline deadline);
   Result<> make_peers_let_go(Deadline deadline);

@@ -1,8 +1,10 @@
 // The engine's peers and transfers: opening, submitting, retrying.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <poll.h>
 
 #include "base/clock.hpp"
+#include "base/socket.hpp"
 #include "transfer/engine_core.hpp"
 #include "transfer/planner.hpp"
 
@@ -247,21 +249,33 @@ void EngineCore::redial_and_repost(const std::shared_ptr<TransferCore>& transfer
   const bool last_try = shard.attempts >= settings_.max_retries;
   set->down.store(true);
   const auto next = transfer->peer->another_set(*set, *region, last_try, deadline);
-  if (!next.ok()) return transfer->give_up_held(shard, error);
+  // On another way it could overtake what is left of it on this one.
+  const bool may_overtake = shard.in_doubt && next.ok() && (*next)->slot != set->slot;
+  const bool quiet = !may_overtake || await_quiet(*transfer->peer, *set, quiet_by(shard));
+  if (!next.ok() || !quiet) return transfer->give_up_held(shard, error);
   if (!transfer->take_held(shard)) return;
   trim_shard(*transfer, shard);
   post_shard(*transfer, shard, *next);
 }
 
+Deadline EngineCore::quiet_by(const transport::Shard& shard) const {
+  const std::chrono::nanoseconds passed(base::now_ns() - shard.back_ns);
+  return Deadline::in(settings_.quiesce_grace - passed);
+}
+
+bool EngineCore::await_quiet(PeerCore& peer, const RailSet& set, Deadline until) const {
+  if (until.passed() || peer.redial(set, until).ok()) return true;
+  const auto closing = base::wait_ready(interrupt(), POLLIN, until);
+  return closing.ok() && !*closing;
+}
+
 // The reset of a cut lane is on its way while the shard ends here, and what the peer received
-// before it may still be put in place. A lane dialled anew is welcomed only after the old one has
-// ended.
+// before it may still be put in place. A lane that broke by itself looks the same from here. One
+// dialled anew is welcomed only after the old one has ended.
 bool EngineCore::confirm_cut(TransferCore& transfer, transport::Shard& shard,
                              const Error& error) noexcept {
-  const auto& cut = *static_cast<RailSet*>(shard.owner);
-  if (!cut.cut.load() || !cut.transport->takes_lanes() || !transfer.peer->alive()) return false;
-  const std::chrono::nanoseconds passed(base::now_ns() - cut.cut_ns.load());
-  const auto until = Deadline::in(settings_.quiesce_grace - passed);
+  if (!shard.in_doubt || !transfer.peer->alive()) return false;
+  const auto until = quiet_by(shard);
   const auto set = transfer.set_of(shard);
   if (until.passed() || !set) return false;
   const auto keep = transfer.shared_from_this();

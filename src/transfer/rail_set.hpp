@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/futex.hpp"
 #include "transport/transport.hpp"
 
@@ -46,7 +45,6 @@ struct RailSet {
   std::atomic<bool> down{false};  // a rail failed: take no new shards until dialled again
   // This engine severed the rails: their shards failed through no fault of their own.
   std::atomic<bool> cut{false};
-  std::atomic<std::uint64_t> cut_ns{0};     // when, by base::now_ns()
   std::atomic<std::uint32_t> in_flight{0};  // shards on the rails; futex word of wait_empty()
 
   // The rail with the fewest bytes waiting, not `except` unless it is the only one.
@@ -73,8 +71,6 @@ struct RailSet {
     return true;
   }
   void mark_cut() noexcept {
-    std::uint64_t never = 0;
-    cut_ns.compare_exchange_strong(never, base::now_ns());
     cut.store(true);
     down.store(true);
   }

@@ -14,6 +14,7 @@
 
 #include <crossdock/core/export.hpp>
 
+#include "base/clock.hpp"
 #include "base/futex.hpp"
 #include "transfer/engine_core.hpp"
 #include "transfer/peer_core.hpp"
@@ -84,6 +85,7 @@ void TransferCore::assign(transport::Shard& shard, const std::shared_ptr<RailSet
   if (rides_.size() <= index) rides_.resize(index + 1);
   rides_[index] = {set, rail, &shard};
   shard.owner = set.get();
+  shard.in_doubt = false;
   set->board();
   std::atomic_ref(shard.in_flight).store(kOnRail);
 }
@@ -148,7 +150,12 @@ void TransferCore::shard_finished(transport::Shard& shard, const Error* error) n
   // A transport that reports twice (the fault injector does) must not end the transfer early.
   std::uint32_t on_rail = kOnRail;
   if (!std::atomic_ref(shard.in_flight).compare_exchange_strong(on_rail, kNowhere)) return;
-  static_cast<RailSet*>(shard.owner)->leave();
+  auto& set = *static_cast<RailSet*>(shard.owner);
+  if (error != nullptr && shard.in_doubt) {
+    shard.back_ns = base::now_ns();
+    set.down.store(true);  // dialled anew, it is known to be quiet
+  }
+  set.leave();
   if (error == nullptr) return shard_over();
   const bool taken = (!stopping() && engine->retry(*this, shard, *error)) ||
                      engine->confirm_cut(*this, shard, *error);

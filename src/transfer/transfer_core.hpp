@@ -71,12 +71,12 @@ class TransferCore final : public transport::ShardSink,
   // A shard that failed and will not be tried again; it is neither in flight nor held.
   void give_up(const Error& error) noexcept;
   // A failed shard that waits for another try. Held shards are given up when the transfer stops (if
-  // their rail was cut, once that is known to be quiet: EngineCore::confirm_cut()), so whoever
+  // they are in doubt, once their rail is known to be quiet: EngineCore::confirm_cut()), so whoever
   // wants to go on with one takes it first; false: it was given up.
   void hold(transport::Shard& shard) noexcept;
   bool take_held(transport::Shard& shard) noexcept;
   void give_up_held(transport::Shard& shard, const Error& error) noexcept;
-  // A shard whose rail was cut and whose peer shall say that nothing of it arrives any more.
+  // A shard in doubt, whose peer shall say that nothing of it arrives any more.
   // give_up_cut() counts once, whoever comes first.
   void await_cut(transport::Shard& shard) noexcept;
   void give_up_cut(transport::Shard& shard, const Error& error) noexcept;

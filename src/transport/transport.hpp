@@ -111,6 +111,9 @@ struct Shard {
 
   // The endpoint's from post() until shard_finished().
   std::uint32_t slices_done = 0;
+  // With an error: the connection ended, whoever ended it, while some of it was under way, and the
+  // peer may still put that in place. The engine sets it to false before post().
+  bool in_doubt = false;
   Shard* next = nullptr;  // intrusive queue link
   std::uint64_t scratch[6] = {};
 
@@ -119,6 +122,7 @@ struct Shard {
   std::uint32_t in_flight = 0;  // through std::atomic_ref
   std::uint32_t attempts = 0;
   std::uint64_t progress = 0;  // bytes reported so far
+  std::uint64_t back_ns = 0;   // when it came back in doubt, by base::now_ns()
 };
 
 using HostIdentity = wire::HostIdentity;

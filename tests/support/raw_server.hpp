@@ -45,6 +45,12 @@ class RawServer {
     stop();
     if (refuse) listener_.fd.reset();
   }
+  // Takes no more connections; returns once something has arrived on the first data lane.
+  void await_data() {
+    stop();
+    const auto came = base::wait_ready(lanes_.at(0).get(), POLLIN, soon());
+    EXPECT_TRUE(came.ok() && *came);
+  }
   // Takes no more connections, and ends the data lanes.
   void end_lanes() {
     stop();

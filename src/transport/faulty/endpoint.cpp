@@ -198,6 +198,7 @@ void FaultyCore::finish(std::unique_ptr<Flight> flight) {
   const bool twice = flight->faults.duplicate && !flight->result;
   const Shard* const sibling = twice ? pin_sibling(*flight) : nullptr;
   outer.slices_done = flight->inner.slices_done;
+  outer.in_doubt = flight->inner.in_doubt;
   sink.shard_finished(outer, flight->result ? &*flight->result : nullptr);
   if (sibling == nullptr) return;
   sink.shard_finished(outer, nullptr);

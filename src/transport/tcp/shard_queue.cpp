@@ -287,6 +287,7 @@ void ShardQueue::close() {
   }
   for (; ring_first_ != ring_next_; ++ring_first_) {
     Shard& shard = *ring_[ring_first_ % kMaxFrames].shard;
+    shard.in_doubt = true;
     fail(shard, *refusal_);
     --state(shard).frames;
     finish_if_over(shard);

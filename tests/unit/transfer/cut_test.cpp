@@ -58,5 +58,51 @@ TEST(Cut, NorDoesACancelOfWhoWaitsForTheRedial) {
   cut.expect_it_had_its_time(*cut.other);
 }
 
+// The lane ends by itself with a write in flight: seen from here, that may be the doing of
+// something in between, and what the target holds may still be put in place.
+class BrokenLane : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Cut, BrokenLane, ::testing::Bool(), [](const auto& cancelled) {
+  return std::string(cancelled.param ? "OfACancelledTransfer" : "WithoutATryLeft");
+});
+
+TEST_P(BrokenLane, ProvesAsLittleAsOneThatWasCut) {
+  std::vector<std::byte> memory(64);
+  RawServer server;
+  auto source = make_engine("tcp", {.config = {{"transfer.quiesce_grace", "1s"},
+                                               {"transfer.max_retries", "0"},
+                                               {"transport.tcp.lanes", "1"},
+                                               {"log.level", "error"}}});
+  auto local = source.register_memory(memory.data(), memory.size()).value();
+  auto peer = source.open(server.name(), soon()).value();
+  const auto write = RawServer::write_from(memory.data(), memory.size());
+  auto transfer =
+      source.submit(peer, std::span(&write, 1), {.deadline = Deadline::in(10min)}).value();
+  server.await_data();
+  if (GetParam()) transfer.cancel();
+  EXPECT_FALSE(transfer::is_terminal(transfer.status().state)) << "it is in flight";
+  const auto before_end = std::chrono::steady_clock::now();
+  server.end_lanes();
+  EXPECT_EQ(transfer.wait(soon()).code(), GetParam() ? Code::kCancelled : Code::kPeerLost);
+  EXPECT_GE(std::chrono::steady_clock::now() - before_end, kGrace);
+}
+
+// A close cuts what does not end, and gives it the same time.
+TEST(Cut, CloseWaitsUntilACutTransferHadItsTime) {
+  std::vector<std::byte> memory(64);
+  RawServer server;  // never acknowledges a write
+  auto source = make_engine(
+      "tcp", {.config = {{"transfer.quiesce_grace", "2500ms"}, {"log.level", "error"}}});
+  auto local = source.register_memory(memory.data(), memory.size()).value();
+  auto peer = source.open(server.name(), soon()).value();
+  const auto write = RawServer::write_from(memory.data(), memory.size());
+  auto transfer =
+      source.submit(peer, std::span(&write, 1), {.deadline = Deadline::in(10min)}).value();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto closed = source.close(soon());
+  EXPECT_TRUE(closed.ok()) << closed.error().describe();
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 5s) << "until the cut, and after it";
+  EXPECT_TRUE(transfer::is_terminal(transfer.status().state));
+}
+
 }  // namespace
 }  // namespace crossdock::testing

@@ -145,6 +145,7 @@ TEST_F(TcpShardQueue, CloseGivesEveryShardTheFirstReason) {
     Shard& shard = *s;
     s = s->next;
     EXPECT_EQ(ShardQueue::take_error(shard)->message, "first");
+    EXPECT_EQ(shard.in_doubt, &shard == &owned[0].shard) << "nothing of the others was sent";
   }
   EXPECT_EQ(over, 3u);
   EXPECT_EQ(queue.queued_bytes(), 0u);
