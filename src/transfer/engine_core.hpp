@@ -107,6 +107,13 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   [[nodiscard]] base::EventLoop& loop() noexcept { return *loop_; }
   [[nodiscard]] base::JobThread& hasher() noexcept { return hasher_; }
+  // What that thread has done, for who waits for his turn.
+  void count_hashed(std::uint64_t bytes) noexcept {
+    hashed_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t hashed_bytes() const noexcept {
+    return hashed_.load(std::memory_order_relaxed);
+  }
   [[nodiscard]] DialPool& dials() noexcept { return dials_; }
   [[nodiscard]] base::Logger& log() noexcept { return log_; }
   [[nodiscard]] base::Registry& metrics() noexcept { return metrics_; }
@@ -199,6 +206,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::unique_ptr<Publisher> publisher_;
   std::atomic<std::uint64_t> next_transfer_{1};
   std::atomic<std::uint32_t> in_flight_{0};
+  std::atomic<std::uint64_t> hashed_{0};
   std::atomic<bool> closed_{false};
   std::atomic<bool> let_go_{false};  // closed, and no peer touches its memory any more
   const base::ForkCheck fork_;

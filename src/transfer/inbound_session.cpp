@@ -107,8 +107,8 @@ void InboundSession::next_digest() {
 
 // Hashing thread.
 void InboundSession::answer_digest(const wire::DigestRequest& request) {
-  const auto digest = digest_ranges(request.ranges, engine_.regions(),
-                                    [this] { return ended_.load() || engine_.closing(); });
+  const auto digest =
+      digest_ranges(request.ranges, engine_, [this] { return ended_.load() || engine_.closing(); });
   wire::DigestReply reply{.sequence = request.sequence};
   if (digest.ok()) {
     reply.digest = *digest;

@@ -267,6 +267,7 @@ void PeerCore::digest_answered(std::uint64_t sequence) {
 
 Result<> PeerCore::on_digest_reply(const wire::Frame& frame) {
   CROSSDOCK_TRY(reply, wire::decode<wire::DigestReply>(frame.payload));
+  answered_.fetch_add(1, std::memory_order_relaxed);
   digest_answered(reply.sequence);
   ask_digests();
   if (reply.code == Code::kOk)

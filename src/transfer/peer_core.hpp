@@ -66,6 +66,10 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
   [[nodiscard]] std::uint64_t moved_bytes() const noexcept {
     return moved_.load(std::memory_order_relaxed);
   }
+  // Checksums of its own memory that it sent, or refused.
+  [[nodiscard]] std::uint64_t digests_answered() const noexcept {
+    return answered_.load(std::memory_order_relaxed);
+  }
 
   void release_remote(transport::RemoteRegion& region);
   // The answer comes on any thread, exactly once: ok when the peer's engine has it.
@@ -146,6 +150,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
 
   std::atomic<bool> alive_{true};
   std::atomic<std::uint64_t> moved_{0};
+  std::atomic<std::uint64_t> answered_{0};
   std::atomic<bool> redialling_{false};
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

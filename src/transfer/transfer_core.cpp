@@ -111,7 +111,8 @@ bool TransferCore::request_stop(Error reason) {
     if (ride.rail != nullptr) ride.rail->cancel(*ride.shard);
   give_up_all_held();
   if (stage == Stage::kHashQueued) finish(reason);
-  if (stage == Stage::kAnswers) peer->abandon(id, reason);
+  // Or nothing is owed yet, and who asks finds the reason: heed_stop().
+  if (stage == Stage::kDigests || stage == Stage::kNotice) peer->abandon(id, reason);
   return true;
 }
 
@@ -141,9 +142,23 @@ void TransferCore::shard_progress(transport::Shard& shard, std::uint64_t bytes) 
   peer->count_moved(bytes);
 }
 
-TransferCore::Progress TransferCore::progress() const noexcept {
+TransferCore::Stage TransferCore::stage() const {
+  const std::lock_guard lock(mutex_);
+  return stage_;
+}
+
+TransferCore::Progress TransferCore::progress() const {
   const std::uint64_t own = bytes_done_.load(std::memory_order_relaxed);
-  return {own, own == 0 ? peer->moved_bytes() : 0};
+  if (own == 0) return {own, peer->moved_bytes()};
+  switch (stage()) {
+    case Stage::kHashQueued:
+    case Stage::kHashing:
+      return {own, engine->hashed_bytes()};
+    case Stage::kDigests:
+      return {own, peer->digests_answered()};
+    default:
+      return {own, 0};
+  }
 }
 
 void TransferCore::shard_finished(transport::Shard& shard, const Error* error) noexcept {
@@ -233,7 +248,7 @@ void TransferCore::complete() {
     const bool all_there = !error_ && bytes_done_.load() >= bytes_total;
     const bool more_to_do = hash || options.notification.has_value();
     if (!all_there || (more_to_do && stop_reason_)) failure = stop_reason_ ? stop_reason_ : error_;
-    if (!failure) stage_ = hash ? Stage::kHashQueued : Stage::kAnswers;
+    if (!failure) stage_ = hash ? Stage::kHashQueued : Stage::kNotice;
   }
   if (failure) return finish(std::move(failure));
   if (hash) return verify_transfer(shared_from_this());
@@ -243,12 +258,21 @@ void TransferCore::complete() {
 bool TransferCore::begin_hashing() {
   const std::lock_guard lock(mutex_);
   if (stage_ != Stage::kHashQueued) return false;
-  stage_ = Stage::kAnswers;
+  stage_ = Stage::kHashing;
   return true;
+}
+
+void TransferCore::await_digests() {
+  const std::lock_guard lock(mutex_);
+  stage_ = Stage::kDigests;
 }
 
 void TransferCore::after_checksum() {
   if (!options.notification) return finish(std::nullopt);
+  {
+    const std::lock_guard lock(mutex_);
+    stage_ = Stage::kNotice;
+  }
   if (auto reason = stop_reason()) return finish(std::move(reason));
   const auto self = shared_from_this();
   peer->send_notification(*options.notification, id, [self](Result<> sent) {

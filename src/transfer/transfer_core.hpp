@@ -38,10 +38,10 @@ class TransferCore final : public transport::ShardSink,
   Deadline deadline = Deadline::now();
   Op first_op = Op::kWrite;
   bool checksum = false;
-  // What the TransferList has seen it do. Bytes of the peer count before its own first.
+  // What the TransferList has seen it do; and others, while it waits for its turn behind them.
   struct Progress {
     std::uint64_t bytes = 0;
-    std::uint64_t peer_bytes = 0;
+    std::uint64_t others = 0;
     friend bool operator==(const Progress&, const Progress&) = default;
   };
   struct Watch {
@@ -89,7 +89,7 @@ class TransferCore final : public transport::ShardSink,
 
   // --- while in flight ---
   [[nodiscard]] Status status() const;
-  [[nodiscard]] Progress progress() const noexcept;
+  [[nodiscard]] Progress progress() const;
   [[nodiscard]] bool terminal() const noexcept { return is_terminal(state_.load()); }
   Result<> wait(Deadline until);
   // Asks the rails and, after the data, the peer to let go of it. The first reason wins; false when
@@ -109,6 +109,8 @@ class TransferCore final : public transport::ShardSink,
   void finish(std::optional<Error> error);
   // The hashing thread got to it; false: it was stopped meanwhile and is over.
   bool begin_hashing();
+  // It is hashed here; the rest is up to the peer.
+  void await_digests();
   // After the data: checksum, then notification, then finish().
   void after_checksum();
   // Whoever has just asked the peer for an answer: a stop that came before is told to it.
@@ -152,9 +154,11 @@ class TransferCore final : public transport::ShardSink,
   };
   [[nodiscard]] std::vector<Ride> rides() const;
   std::vector<Ride> rides_;  // one a shard, by index
-  // What it waits for: its shards; the hashing thread; the checksum and the peer's answers. Ended
-  // there (kOver) only by who takes it from the hashing thread's queue.
-  enum class Stage : std::uint8_t { kData, kHashQueued, kAnswers, kOver };
+  // What it waits for: its shards; the hashing thread; the checksum here; the peer's; its word that
+  // it has the notification. Ended there (kOver) only by who takes it from the hashing thread's
+  // queue.
+  enum class Stage : std::uint8_t { kData, kHashQueued, kHashing, kDigests, kNotice, kOver };
+  [[nodiscard]] Stage stage() const;
   Stage stage_ = Stage::kData;
   std::optional<Error> stop_reason_;
   std::optional<Error> error_;

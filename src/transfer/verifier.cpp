@@ -27,8 +27,10 @@ constexpr std::size_t kPieceBytes = 256 << 10;
 // process. Holds no lock; used by one thread.
 class MemoryHasher {
  public:
-  explicit MemoryHasher(std::function<bool()> stop)
-      : stop_(std::move(stop)), stage_(std::make_unique_for_overwrite<std::byte[]>(kPieceBytes)) {}
+  MemoryHasher(EngineCore& engine, std::function<bool()> stop)
+      : engine_(engine),
+        stop_(std::move(stop)),
+        stage_(std::make_unique_for_overwrite<std::byte[]>(kPieceBytes)) {}
 
   // kInvalidArgument when part of it is gone, kClosed soon after `stop()` turned true.
   Result<> add(const std::byte* at, std::uint64_t length) {
@@ -38,6 +40,7 @@ class MemoryHasher {
       if (const mem::Moved loaded = mem::load_bytes(piece, at); loaded.error != 0)
         return not_readable(at + loaded.bytes, loaded.error);
       digest_.update(piece);
+      engine_.count_hashed(piece.size());
       at += piece.size(), length -= piece.size();
     }
     return {};
@@ -60,6 +63,7 @@ class MemoryHasher {
     return gone;
   }
 
+  EngineCore& engine_;
   const std::function<bool()> stop_;
   const std::unique_ptr<std::byte[]> stage_;
   wire::StreamChecksum digest_;
@@ -67,7 +71,7 @@ class MemoryHasher {
 
 Result<std::vector<Part>> make_parts(const TransferCore& transfer) {
   const auto& slices = transfer.slices;
-  MemoryHasher hasher([&] { return transfer.stopping(); });
+  MemoryHasher hasher(*transfer.engine, [&] { return transfer.stopping(); });
   std::vector<Part> parts;
   for (std::size_t next = 0; next < slices.size();) {
     Part part;
@@ -129,6 +133,7 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
     if (!parts.ok())
       return transfer->finish(transfer->stopping() ? transfer->stop_reason() : parts.error());
     const auto verdict = std::make_shared<Verdict>(transfer, parts->size());
+    transfer->await_digests();
     for (auto& part : *parts)
       transfer->peer->request_digest(
           std::move(part.ranges), transfer->id,
@@ -142,9 +147,8 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer) {
 }
 
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
-                                    const mem::RegionTable& regions,
-                                    const std::function<bool()>& stop) {
-  MemoryHasher hasher(stop);
+                                    EngineCore& engine, const std::function<bool()>& stop) {
+  MemoryHasher hasher(engine, stop);
   mem::Lease lease;
   std::uint64_t left = wire::kMaxDigestBytes;
   for (const auto& range : ranges) {
@@ -154,7 +158,7 @@ Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges
           fmt::format("a digest request covers at most {} bytes in all", wire::kMaxDigestBytes));
     left -= range.length;
     if (!lease || !lease.region()->contains(range.addr, range.length)) {
-      CROSSDOCK_TRY(held, regions.lease_inbound(range.addr, range.length, Op::kRead));
+      CROSSDOCK_TRY(held, engine.regions().lease_inbound(range.addr, range.length, Op::kRead));
       lease = std::move(held);
     }
     CROSSDOCK_CHECK_OK(hasher.add(reinterpret_cast<const std::byte*>(range.addr), range.length));

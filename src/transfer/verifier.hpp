@@ -19,7 +19,6 @@ void verify_transfer(const std::shared_ptr<TransferCore>& transfer);
 // one is not in a region that peers may read or write, kInvalidArgument for memory that is not
 // mapped any more and for more than wire::kMaxDigestBytes, kClosed soon after `stop()` turned true.
 Result<std::uint64_t> digest_ranges(const std::vector<wire::DigestRange>& ranges,
-                                    const mem::RegionTable& regions,
-                                    const std::function<bool()>& stop);
+                                    EngineCore& engine, const std::function<bool()>& stop);
 
 }  // namespace crossdock::transfer::detail

@@ -84,9 +84,9 @@ struct TransferOptions {
   // Unset: `transfer.timeout` of the configuration from the moment of submission.
   std::optional<Deadline> deadline = {};
   // Stopped and failed in the same way when none of its bytes has moved for this long (at the
-  // latest a quarter of it later); before its first, none of any transfer to that peer, so that
-  // waiting for one's turn is no stall. 0: no such limit. Unset: `transfer.stall_timeout` of the
-  // configuration where `deadline` is unset too, else none.
+  // latest a quarter of it later); before its first, none of any transfer to that peer, and after
+  // its last no checksum: waiting for one's turn is no stall. 0: no such limit. Unset:
+  // `transfer.stall_timeout` of the configuration where `deadline` is unset too, else none.
   std::optional<std::chrono::nanoseconds> stall_timeout = {};
   // Delivered to the peer after every byte of this transfer is visible there; the transfer counts
   // as delivered once the peer's engine has it.

@@ -149,5 +149,23 @@ TEST_P(FaultyOver, WithoutADeadlineTheSettingCounts) {
             std::string::npos);
 }
 
+// One thread an engine hashes: most of these wait for the others far longer than they may stand
+// still.
+TEST(Stall, IsNoneWhileOthersAreChecked) {
+  constexpr std::size_t kBytes = 2u << 20;
+  Pair pair("shm", kBytes, true);
+  std::vector<Transfer> transfers;
+  for (int i = 0; i < 1500; ++i)
+    transfers.push_back(
+        pair.source
+            .submit(pair.peer, {{pair.write(0, kBytes)}},
+                    {.deadline = Deadline::in(10min), .stall_timeout = 300ms, .checksum = true})
+            .value());
+  for (auto& transfer : transfers) {
+    const auto result = transfer.wait(Deadline::in(3min));
+    ASSERT_TRUE(result.ok()) << result.error().describe();
+  }
+}
+
 }  // namespace
 }  // namespace crossdock::testing
