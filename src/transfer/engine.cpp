@@ -5,6 +5,7 @@
 
 #include <crossdock/transfer/engine.hpp>
 
+#include "transfer/call_errors.hpp"
 #include "transfer/engine_core.hpp"
 
 namespace crossdock::transfer {
@@ -40,12 +41,14 @@ Status Transfer::status() const {
 }
 
 Result<> Transfer::wait(Deadline deadline) {
+  if (core_->engine->forked()) return detail::forked_error();
   if (!core_->terminal() && !deadline.passed())
     CROSSDOCK_CHECK_OK(core_->engine->may_wait("Transfer::wait()"));
   return core_->wait(deadline);
 }
 
 void Transfer::cancel() {
+  if (core_->engine->forked()) return;
   // A closing engine stops it anyway, and takes its rails apart.
   const base::Gate::Pass pass(core_->engine->gate());
   if (!pass) return;
@@ -69,7 +72,7 @@ bool Peer::alive() const noexcept {
 }
 
 std::string Peer::transport() const {
-  return core_->transport_name();
+  return core_->forked() ? std::string() : core_->transport_name();
 }
 
 namespace {
@@ -82,6 +85,7 @@ RemoteRegion public_region(const transport::RemoteRegion& region) {
 
 std::vector<RemoteRegion> Peer::regions() const {
   std::vector<RemoteRegion> regions;
+  if (core_->forked()) return regions;
   const auto known = core_->regions().snapshot();
   for (const auto& region : *known)
     regions.push_back(public_region(*region));
@@ -89,7 +93,13 @@ std::vector<RemoteRegion> Peer::regions() const {
 }
 
 Result<RemoteRegion> Peer::region(std::string_view label, Deadline deadline) const {
-  const auto found = core_->regions().wait_for(label, deadline, [&] { return !core_->alive(); });
+  if (core_->forked()) return detail::forked_error();
+  const auto gone = [&] { return !core_->alive(); };
+  auto found = core_->regions().wait_for(label, Deadline::now(), gone);
+  if (!found && !gone() && !deadline.passed()) {
+    CROSSDOCK_CHECK_OK(core_->engine().may_wait("Peer::region()"));
+    found = core_->regions().wait_for(label, deadline, gone);
+  }
   if (found) return public_region(*found);
   if (!core_->alive()) return core_->lost_error();
   return make_error(Code::kDeadline,
@@ -256,6 +266,7 @@ bool Engine::opened_by(std::uint64_t instance) const {
 
 std::vector<PendingTransfer> Engine::pending() const {
   std::vector<PendingTransfer> pending;
+  if (core_->forked()) return pending;
   for (const auto& transfer : core_->transfers().all())
     pending.push_back({transfer->id, transfer->peer->name(), transfer->first_op, transfer->status(),
                        transfer->deadline, transfer->options.user_data});

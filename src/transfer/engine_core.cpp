@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/socket.hpp"
+#include "transfer/call_errors.hpp"
 #include "transfer/host_identity.hpp"
 
 namespace crossdock::transfer::detail {
@@ -92,14 +93,17 @@ Result<> EngineCore::start(const EngineOptions& options) {
   make_counters();
   interrupt_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!interrupt_) return errno_error(errno, "eventfd of the engine");
-  mailboxes_ = std::make_unique<Mailboxes>(
-      MailboxLimits{.messages = settings_.mailbox_messages, .bytes = settings_.mailbox_bytes});
   CROSSDOCK_TRY(instance, wire::random_id());
   identity_.instance = instance;
   identity_.host = read_host_identity();
   identity_.secret = settings_.secret;
   CROSSDOCK_TRY(loop, base::EventLoop::create("xd-control"));
   loop_ = std::move(loop);
+  std::thread::id control;
+  loop_->run([&] { control = std::this_thread::get_id(); });
+  mailboxes_ = std::make_unique<Mailboxes>(
+      MailboxLimits{.messages = settings_.mailbox_messages, .bytes = settings_.mailbox_bytes},
+      control);
   transfers_ = std::make_unique<TransferList>(*loop_, settings_.quiesce_grace);
   CROSSDOCK_CHECK_OK(start_transports());
   server_ = std::make_unique<ControlServer>(
@@ -207,22 +211,13 @@ void EngineCore::make_counters() {
 Result<> EngineCore::usable() const {
   if (closed_.load(std::memory_order_acquire))
     return Error{.code = Code::kClosed, .scope = Scope::kEngine, .message = "the engine is closed"};
-  if (forked())
-    return Error{.code = Code::kUnsupported,
-                 .scope = Scope::kEngine,
-                 .message =
-                     "this engine was created before fork(); its threads are in the parent. "
-                     "Create an engine in the child"};
+  if (forked()) return forked_error();
   return {};
 }
 
 Result<> EngineCore::may_wait(std::string_view call) const {
   if (!loop_->on_loop_thread()) return {};
-  return invalid_argument(
-      fmt::format("{} waits for the control thread of its engine, and must not be called on it, as "
-                  "functions given to on_message and watch_peers are: submit there, or hand it to "
-                  "another thread",
-                  call));
+  return control_thread_error(call);
 }
 
 // Two kinds of connection come through the control port.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "transfer/call_errors.hpp"
+
 namespace crossdock::transfer::detail {
 namespace {
 
@@ -131,21 +133,25 @@ void MailboxCore::wait_for_handler(Lock& lock) {
 }
 
 Result<Message> MailboxCore::receive(Deadline deadline) {
+  if (fork_.forked()) return forked_error();
   Lock lock(mutex_);
-  const bool ready =
-      changed_.wait_until(lock, deadline.when(), [&] { return closed_ || !queue_.empty(); });
-  if (ready && !queue_.empty()) return pop();
+  const auto ready = [&] { return closed_ || !queue_.empty(); };
+  if (!ready() && !deadline.passed() && std::this_thread::get_id() == control_)
+    return control_thread_error("Mailbox::receive()");
+  if (changed_.wait_until(lock, deadline.when(), ready) && !queue_.empty()) return pop();
   if (closed_) return make_error(Code::kClosed, fmt::format("mailbox '{}' is closed", name_));
   return make_error(Code::kDeadline, fmt::format("no message in mailbox '{}'", name_));
 }
 
 std::optional<Message> MailboxCore::try_receive() {
+  if (fork_.forked()) return std::nullopt;
   const std::lock_guard lock(mutex_);
   if (queue_.empty()) return std::nullopt;
   return pop();
 }
 
 Result<std::uint64_t> MailboxCore::set_handler(Handler handler) {
+  if (fork_.forked()) return forked_error();
   auto fresh = std::make_shared<Handler>(std::move(handler));
   Lock lock(mutex_);
   if (closed_) return make_error(Code::kClosed, fmt::format("mailbox '{}' is closed", name_));
@@ -190,7 +196,7 @@ std::shared_ptr<MailboxCore> Mailboxes::get(const std::string& name) {
   const std::lock_guard lock(mutex_);
   auto& box = boxes_[name];
   if (!box) {
-    box = std::make_shared<MailboxCore>(name, limits_, unclaimed_);
+    box = std::make_shared<MailboxCore>(name, limits_, unclaimed_, control_);
     if (closed_) box->close();
   }
   box->claim();
@@ -209,7 +215,7 @@ Result<> Mailboxes::deliver(const std::string& name, Message message) {
       return make_error(Code::kWouldBlock,
                         fmt::format("there are {} mailboxes already", kMaxMailboxes));
     } else {
-      box = std::make_shared<MailboxCore>(name, limits_, unclaimed_);
+      box = std::make_shared<MailboxCore>(name, limits_, unclaimed_, control_);
       boxes_.emplace(name, box);
     }
   }
@@ -217,7 +223,7 @@ Result<> Mailboxes::deliver(const std::string& name, Message message) {
 }
 
 std::shared_ptr<MailboxCore> Mailboxes::watch() {
-  auto box = std::make_shared<MailboxCore>("", limits_, unclaimed_);
+  auto box = std::make_shared<MailboxCore>("", limits_, unclaimed_, control_);
   box->claim();
   const std::lock_guard lock(mutex_);
   if (closed_) box->close();

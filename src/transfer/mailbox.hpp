@@ -37,10 +37,14 @@ class MailboxCore {
  public:
   using Handler = std::function<void(Message)>;
 
-  // `unclaimed` counts the bytes in all mailboxes of the engine that are not claimed.
+  // `unclaimed` counts the bytes in all mailboxes of the engine that are not claimed; `control` is
+  // the thread that delivers, which must not wait for itself.
   MailboxCore(std::string name, MailboxLimits limits,
-              std::shared_ptr<std::atomic<std::size_t>> unclaimed)
-      : name_(std::move(name)), limits_(limits), unclaimed_(std::move(unclaimed)) {}
+              std::shared_ptr<std::atomic<std::size_t>> unclaimed, std::thread::id control)
+      : name_(std::move(name)),
+        limits_(limits),
+        unclaimed_(std::move(unclaimed)),
+        control_(control) {}
 
   // Local code asked for it: it has its own bounds from now on, and hears of every lost peer.
   void claim();
@@ -49,6 +53,7 @@ class MailboxCore {
   // At most one of an instance waits, behind everything that it sent; an unclaimed mailbox takes it
   // only when it holds something of that instance.
   void deliver_loss(Message message);
+  // This and the next two take nothing in a forked child; so says who can, with kUnsupported.
   Result<Message> receive(Deadline deadline);
   std::optional<Message> try_receive();
   // Queued messages go to `handler` at once, on this thread. kBusy while there is another one. The
@@ -73,6 +78,7 @@ class MailboxCore {
   const std::string name_;
   const MailboxLimits limits_;
   const std::shared_ptr<std::atomic<std::size_t>> unclaimed_;
+  const std::thread::id control_;
   const base::ForkCheck fork_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -89,7 +95,8 @@ class MailboxCore {
 
 class Mailboxes {
  public:
-  explicit Mailboxes(MailboxLimits limits) : limits_(limits) {}
+  explicit Mailboxes(MailboxLimits limits, std::thread::id control = {})
+      : limits_(limits), control_(control) {}
   // For local code: the mailbox is claimed.
   std::shared_ptr<MailboxCore> get(const std::string& name);
   // What a peer sent. kWouldBlock when the mailbox is full, or when there are kMaxMailboxes and no
@@ -108,6 +115,7 @@ class Mailboxes {
   std::vector<std::shared_ptr<MailboxCore>> watchers();
 
   const MailboxLimits limits_;
+  const std::thread::id control_;
   const std::shared_ptr<std::atomic<std::size_t>> unclaimed_ =
       std::make_shared<std::atomic<std::size_t>>(0);
   std::mutex mutex_;

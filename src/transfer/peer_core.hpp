@@ -33,6 +33,7 @@ class PeerCore : public std::enable_shared_from_this<PeerCore> {
            wire::Welcome welcome);
   ~PeerCore();
   [[nodiscard]] bool forked() const noexcept;
+  [[nodiscard]] EngineCore& engine() const noexcept { return *engine_; }
 
   // Takes over the connection; returns when the whole segment is known and the best rails stand.
   Result<> connect(base::UniqueFd fd, wire::FrameReader reader, Deadline deadline);

@@ -5,7 +5,8 @@
 //
 // Engine, Region, Peer and Mailbox are thread-safe handles on shared state, so any order of
 // destruction is safe; a Transfer has one owner. After close() every call returns kClosed. Using an
-// engine in a child after fork() returns kUnsupported.
+// engine in a child after fork() returns kUnsupported, or nothing where there is no error to
+// return.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -142,8 +143,8 @@ class CROSSDOCK_API Mailbox {
   // As long as the subscription lives, messages go to `fn` on the control thread instead of the
   // queue; those queued before go first, on this thread. `fn` must not wait, or nobody is served
   // meanwhile; it may submit, also a notification. Calls that wait for that thread (open, transfer,
-  // notify, wait, release, fence) are kInvalidArgument there. kBusy while another subscription of
-  // this mailbox lives: none is taken over.
+  // notify, wait, release, fence, region, receive) are kInvalidArgument there, unless they need not
+  // wait. kBusy while another subscription of this mailbox lives: none is taken over.
   Result<Subscription> on_message(std::function<void(Message)> fn);
 
  private:

@@ -240,6 +240,37 @@ TEST_P(LifecycleOver, AForkedChildMayDestroyItsCopies) {
   }
 }
 
+// The threads that would answer are the parent's, and so are locks that were held at the fork.
+TEST(Lifecycle, CallsInAForkedChildAreUnsupportedAtOnce) {
+  Pair pair(
+      "tcp", 4096, false,
+      {.config = {{"transport.enabled", "faulty+tcp"}, {"transport.faulty.delay_max", "1min"}}});
+  auto mailbox = pair.source.mailbox("m").value();
+  const auto request = pair.write(0, 64);
+  auto moving = pair.source.submit(pair.peer, std::span(&request, 1), {.deadline = soon()}).value();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(10);
+    const std::array codes{moving.wait(soon()).code(), pair.peer.region("none", soon()).code(),
+                           mailbox.receive(soon()).code(),
+                           mailbox.on_message([](const transfer::Message&) {}).code()};
+    moving.cancel();
+    const bool nothing = !mailbox.try_receive() && pair.peer.regions().empty() &&
+                         pair.peer.transport().empty() && pair.source.pending().empty();
+    std::size_t right = 0;
+    while (right < codes.size() && codes[right] == Code::kUnsupported)
+      ++right;
+    ::_exit(right == codes.size() && !nothing ? 100 : static_cast<int>(right));
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 4) << "calls that said kUnsupported; 100: they know of something";
+  EXPECT_FALSE(transfer::is_terminal(moving.status().state)) << "the parent's transfer goes on";
+  moving.cancel();
+  EXPECT_EQ(moving.wait(soon()).code(), Code::kCancelled);
+}
+
 TEST(Lifecycle, TenThousandRegionsAreOpened) {
   constexpr std::size_t kRegions = 10'500, kBytes = 64;
   std::vector<std::byte> memory(kRegions * kBytes), source_memory(kBytes);

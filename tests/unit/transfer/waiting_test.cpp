@@ -20,6 +20,7 @@ TEST(Waiting, TheControlThreadIsNotToWaitForItself) {
   Pair pair("tcp", 4096, false, {.config = {{"log.level", "error"}}});
   auto spare = pair.source.allocate(4096).value();
   auto inbox = pair.source.mailbox("inbox").value();
+  auto other = pair.source.mailbox("other").value();
   std::promise<std::vector<Code>> codes;
   const auto listening = inbox.on_message([&](const Message& message) {
     if (message.payload != "go") return;
@@ -30,7 +31,8 @@ TEST(Waiting, TheControlThreadIsNotToWaitForItself) {
                      pair.source.notify(pair.peer, {"m", "x"}, soon()).code(),
                      pair.run({pair.write(0, 64)}).code(), spare.release(soon()).code(),
                      pair.source.fence_instance(1, soon()).code(),
-                     pair.source.fence("nobody", soon()).code()});
+                     pair.source.fence("nobody", soon()).code(),
+                     pair.peer.region("not there", soon()).code(), other.receive(soon()).code()});
   });
   auto back = pair.target.open(pair.source.name(), soon()).value();
   const auto begin = std::chrono::steady_clock::now();
