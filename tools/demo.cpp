@@ -2,7 +2,10 @@
 // a decode process; `demo pd-worker` is what those processes run, and hidden. Main thread only.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <memory>
@@ -10,6 +13,7 @@
 #include "cli.hpp"
 #include "commands.hpp"
 #include "demo/pd_run.hpp"
+#include "demo/worker.hpp"
 
 namespace crossdock::tools {
 namespace {
@@ -30,6 +34,7 @@ std::uint64_t available_memory() {
 }
 
 Result<> settle_memory(Options& options) {
+  CROSSDOCK_CHECK_OK(pd::check_page_tokens(options));
   const std::uint64_t available = available_memory();
   if (options.memory_bytes == 0) options.memory_bytes = std::min(kMostMemory, available / 2);
   if (options.memory_bytes > available)
@@ -65,8 +70,37 @@ bool print(const Options& options, const pd::Plan& plan, const std::vector<pd::R
   return std::ranges::all_of(runs, [](const pd::RunRecord& run) { return run.problems.empty(); });
 }
 
+// What the workers would find wrong one after the other, and tell as the end of a process: the
+// settings, and the names of the transports.
+Result<> check_settings(const Options& options) {
+  transfer::EngineOptions engine_options = pd::engine_options(options);
+  engine_options.config["trace.file"] = "";  // the timelines are those of the workers
+  CROSSDOCK_TRY(engine, transfer::Engine::create(std::move(engine_options)));
+  return engine.close(Deadline::in(std::chrono::seconds(5)));
+}
+
+// Before the run, which takes its time: the picture could not be kept.
+Result<> check_timeline(const std::string& path) {
+  if (path.empty()) return {};
+  const bool is_new = !std::filesystem::exists(path);
+  const bool writable = std::ofstream(path, std::ios::app).is_open();
+  if (!writable) return errno_error(errno, fmt::format("write the picture {}", path));
+  if (is_new) std::filesystem::remove(path);
+  return {};
+}
+
+Result<> check(const Options& options) {
+  if (options.json && options.fault != "none")
+    return invalid_argument(
+        "--json prints the figures of a run, and --fault tells what happened in words: give one of "
+        "them");
+  CROSSDOCK_CHECK_OK(check_timeline(options.timeline));
+  return check_settings(options);
+}
+
 int demo_pd(const Options& given) {
   Options options = given;
+  if (const auto checked = check(options); !checked.ok()) return report(checked.error());
   // With a fault, how long decode waits is what is shown; keep it short.
   if (options.fault != "none") options.timeout_s = std::min(options.timeout_s, 5u);
   if (const auto memory = settle_memory(options); !memory.ok()) return report(memory.error());
@@ -89,7 +123,8 @@ int demo_pd_worker(const Options& options) {
 void add_common(CLI::App& app, Options& o) {
   app.add_option("--transport", o.transport, "auto, or a list such as shm or tcp")
       ->capture_default_str();
-  app.add_option("--trace", o.trace, "Requests to play; default: the excerpt that comes along");
+  CLI::Option* trace =
+      app.add_option("--trace", o.trace, "Requests to play; default: the excerpt that comes along");
   app.add_option("--model", o.model, "qwen3-30b-a3b, llama-3.1-8b or deepseek-v3")
       ->capture_default_str();
   app.add_option("--kv-shape", o.kv_shape,
@@ -98,7 +133,9 @@ void add_common(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"layer-first", "block-first"}))
       ->capture_default_str();
   app.add_option("--requests", o.requests, "How many requests")->capture_default_str();
-  app.add_option("--tokens", o.tokens, "Synthetic requests of that many tokens, not the trace");
+  app.add_option("--tokens", o.tokens, "Synthetic requests of that many tokens, not the trace")
+      ->check(CLI::Range(1u, 1u << 24))
+      ->excludes(trace);
   app.add_option("--page-tokens", o.page_tokens, "Tokens in a page")->capture_default_str();
   app.add_option("--timeout", o.timeout_s, "Seconds that decode waits for a request")
       ->check(CLI::Range(1, 3600))
@@ -114,7 +151,8 @@ void add_pd(CLI::App& demo) {
       ->check(CLI::IsMember({"streamed", "batch", "both"}))
       ->capture_default_str();
   pd->add_option("--prefill-tokens-per-s", options->prefill_tokens_per_s,
-                 "Pace of prefill; default: measured so that the link keeps up");
+                 "Pace of prefill; default: measured so that the link keeps up")
+      ->check(CLI::PositiveNumber);
   add_size(*pd, "--memory", options->memory_bytes, "Both page pools; 0: from what is available");
   pd->add_option("--timeline", options->timeline, "Write a picture of the run to this HTML file");
   pd->add_option("--fault", options->fault, "What happens when a process dies or hangs")

@@ -4,14 +4,17 @@
 #pragma once
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
+#include <optional>
 #include <poll.h>
 #include <spawn.h>
 #include <string>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
@@ -22,6 +25,20 @@
 #include "base/fd.hpp"
 
 namespace crossdock::base {
+
+// Waits for the end of a child and reaps it: the status of waitpid(), or nothing when it still runs
+// at `deadline`. Kernels before 5.3 cannot wait so; there a child that runs is not waited for.
+inline std::optional<int> reap_child(pid_t pid, Deadline deadline) {
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  pollfd ended{process.get(), POLLIN, 0};
+  while (process && ::poll(&ended, 1, deadline.remaining_ms()) < 0 && errno == EINTR) {
+  }
+  int status = 0;
+  pid_t reaped = 0;
+  while ((reaped = ::waitpid(pid, &status, WNOHANG)) < 0 && errno == EINTR) {
+  }
+  return reaped == pid ? std::optional(status) : std::nullopt;
+}
 
 class ChildProcess {
  public:
@@ -61,6 +78,12 @@ class ChildProcess {
     while (::waitpid(pid_, &status, WUNTRACED) < 0 && errno == EINTR) {
     }
   }
+  // Ends its input, which a child may take as the word to end. False when it has not by `deadline`.
+  bool finish(Deadline deadline) {
+    to_child_.reset();
+    if (pid_ > 0 && reap_child(pid_, deadline)) pid_ = -1;
+    return pid_ <= 0;
+  }
   // The status of waitpid(); 0 when it was taken before.
   int wait() {
     if (pid_ <= 0) return 0;
@@ -74,13 +97,13 @@ class ChildProcess {
     const std::string text = line + "\n";
     [[maybe_unused]] const auto n = ::write(to_child_.get(), text.data(), text.size());
   }
-  // The child's next line of output; empty at its end or after ten seconds of silence.
-  std::string hear() {
+  // The child's next line of output; empty at its end or after so long a silence.
+  std::string hear(std::chrono::milliseconds patience = std::chrono::seconds(10)) {
     std::string line;
     char c = 0;
     while (true) {
       pollfd ready{from_child_.get(), POLLIN, 0};
-      if (::poll(&ready, 1, 10'000) <= 0) return {};
+      if (::poll(&ready, 1, static_cast<int>(patience.count())) <= 0) return {};
       if (::read(from_child_.get(), &c, 1) != 1) return {};
       if (c == '\n') return line;
       line.push_back(c);

@@ -52,14 +52,26 @@ Result<> apply_part(ModelShape& shape, std::string_view part) {
   return {};
 }
 
+// Precondition: every part of `text` is a known one.
+Result<> check_given(std::string_view text, std::string_view field) {
+  const std::string part = std::string(field) + "=";
+  if (text.starts_with(part) || text.find("," + part) != std::string_view::npos) return {};
+  return invalid_argument(fmt::format(
+      "model shape: {} is missing in '{}'; it takes layers=N,heads=N,dim=N[,dtype=BYTES][,latent]",
+      field, text));
+}
+
 Result<ModelShape> parse_custom(std::string_view text) {
   ModelShape shape;
   shape.num_kv_heads = text.find("latent") != std::string_view::npos ? 1 : 0;
+  const std::string_view whole = text;
   while (!text.empty()) {
     const auto comma = text.find(',');
     CROSSDOCK_CHECK_OK(apply_part(shape, text.substr(0, comma)));
     text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
   }
+  for (const std::string_view field : {"layers", "heads", "dim"})
+    if (!(shape.latent && field == "heads")) CROSSDOCK_CHECK_OK(check_given(whole, field));
   CROSSDOCK_CHECK_OK(validate(shape));
   return shape;
 }

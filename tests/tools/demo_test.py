@@ -22,7 +22,7 @@ SHAPES = {"layers=6,heads=4,dim=128,dtype=2": 6 * 2 * 4 * 128 * 2, "layers=5,hea
 LAYERS = {shape: int(re.match("layers=([0-9]+)", shape)[1]) for shape in SHAPES}
 
 
-def demo(*arguments, folder, limit=90):
+def demo(*arguments, folder, limit=90, **variables):
     trace = os.path.join(folder, "trace.jsonl")
     with open(trace, "w", encoding="ascii") as file:
         for tokens, hashes in TRACE:
@@ -32,7 +32,8 @@ def demo(*arguments, folder, limit=90):
                           ("--kv-shape", next(iter(SHAPES)))):
         if option not in arguments:
             command += [option, value]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False,
+                          env={**os.environ, **variables})
 
 
 class Balance(html.parser.HTMLParser):
@@ -169,6 +170,21 @@ class Demo(unittest.TestCase):
         self.assertEqual([run["mode"] for run in report["runs"]], ["batch"])
         self.assertNotIn("handoff_p50_batch_over_streamed", report)
 
+    def test_each_worker_writes_a_trace(self):
+        traces = os.path.join(self.folder.name, "trace-%p.json")
+        for transport, modes in (("shm", "both"), ("tcp", "streamed")):
+            done = demo("--transport", transport, "--mode", modes, "--json", folder=self.folder.name,
+                        CROSSDOCK_TRACE=traces)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            written = [name for name in os.listdir(self.folder.name) if name.startswith("trace-")]
+            self.assertEqual(len(written), 4 if modes == "both" else 2, done.stderr)
+            for name in written:
+                path = os.path.join(self.folder.name, name)
+                with open(path, encoding="ascii") as file:
+                    names = {event["name"] for event in json.load(file)["traceEvents"]}
+                self.assertIn("transfer", names)
+                os.remove(path)
+
     def test_a_fault_is_drawn(self):
         picture = os.path.join(self.folder.name, "picture.html")
         done = self.demo("--fault", "kill-prefill", "--timeline", picture)
@@ -185,9 +201,16 @@ class Demo(unittest.TestCase):
                 (2, "--page-tokens 7 must divide 512", "--page-tokens", "7"),
                 (2, "--requests 0 must be", "--requests", "0"),
                 (2, "{streamed,batch,both}", "--mode", "sideways"),
-                (1, "known are qwen3-30b-a3b", "--kv-shape", "no-such"),
+                (2, "--page-tokens 0 must divide 512", "--page-tokens", "0"),
+                (2, "known are qwen3-30b-a3b", "--kv-shape", "no-such"),
+                (2, "dim is missing", "--kv-shape", "layers=4,heads=8"),
+                (2, "--tokens", "--tokens", "0"),
+                (2, "--trace excludes --tokens", "--tokens", "512"),
+                (2, "--prefill-tokens-per-s", "--prefill-tokens-per-s", "-1"),
+                (2, "--json", "--json", "--fault", "kill-decode"),
+                (1, "a pool of 225 bytes", "--memory", "512"),
                 (1, "raise --memory", "--memory", "1KiB"),
-                (1, "'pigeon', which is no transport", "--transport", "pigeon"),
+                (2, "'pigeon', which is no transport", "--transport", "pigeon"),
                 (1, "/none/picture.html", "--timeline", "/none/picture.html"),
                 # Its two engines do not reach each other.
                 (1, "loopback reaches only the engine itself", "--transport", "loopback")):
@@ -195,6 +218,13 @@ class Demo(unittest.TestCase):
                 done = demo(*arguments, folder=self.folder.name, limit=40)
                 self.assertEqual(done.returncode, code, done.stdout + done.stderr)
                 self.assertIn(words, done.stdout + done.stderr)
+                self.assertNotIn("did not start", done.stderr)
+
+    def test_a_wrong_variable_is_the_caller_s_mistake(self):
+        done = demo(folder=self.folder.name, limit=40, CROSSDOCK_LOG="loud")
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertIn("loud", done.stderr)
+        self.assertNotIn("peer lost", done.stderr)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,17 @@ Error no_memory(std::uint64_t bytes) {
   return make_error(Code::kNoMemory, fmt::format("cannot map {} MiB for the bench", bytes >> 20));
 }
 
+}  // namespace
+
+Error not_started(std::uint64_t bytes) {
+  return make_error(Code::kPeerLost,
+                    fmt::format("the bench's other process ended, or did not have its {} MiB ready "
+                                "within {} s; see what it said above, or lower --bytes",
+                                bytes >> 20, start_patience(bytes).count() / 1000));
+}
+
+namespace {
+
 Result<> write_all_to(pid_t pid, std::uint64_t remote, const Pages& pages, std::uint64_t bytes,
                       std::uint64_t block) {
   constexpr std::size_t kMaxBatch = 64;
@@ -131,9 +142,10 @@ Result<Measurement> measure_page_memcpy(const Scratch& scratch) {
 Result<Measurement> measure_vm_writev(const Scratch& scratch, std::uint64_t block_bytes) {
   ChildProcess child(
       {"bench", "transfer-child", "--kind", "memory", "--bytes", std::to_string(scratch.bytes)});
-  const auto remote = std::strtoull(child.hear().c_str(), nullptr, 10);
+  const auto remote = std::strtoull(child.hear(start_patience(scratch.bytes)).c_str(), nullptr, 10);
+  if (remote == 0) return not_started(scratch.bytes);
   const Pages pages(scratch.bytes);
-  if (!pages.valid() || remote == 0) return no_memory(scratch.bytes);
+  if (!pages.valid()) return no_memory(scratch.bytes);
   std::vector<double> rates;
   for (std::uint32_t i = 0; i <= scratch.repeat; ++i) {
     const auto begin = base::now_ns();
@@ -146,8 +158,10 @@ Result<Measurement> measure_vm_writev(const Scratch& scratch, std::uint64_t bloc
 Result<Measurement> measure_socket_stream(const Scratch& scratch) {
   ChildProcess child(
       {"bench", "transfer-child", "--kind", "sink", "--bytes", std::to_string(scratch.bytes)});
+  const std::string place = child.hear(start_patience(scratch.bytes));
+  if (place.empty()) return not_started(scratch.bytes);
   const auto deadline = Deadline::in(std::chrono::minutes(2));
-  CROSSDOCK_TRY(address, base::parse_host_port(child.hear()));
+  CROSSDOCK_TRY(address, base::parse_host_port(place));
   CROSSDOCK_TRY(fd, base::connect_tcp(address, deadline));
   const Pages pages(scratch.bytes);
   if (!pages.valid()) return no_memory(scratch.bytes);

@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -68,6 +69,13 @@ struct Scratch {
   std::uint64_t bytes = 0;
   std::uint32_t repeat = 5;
 };
+
+// How long a child process may take for its memory before it says where it is: a loaded machine
+// fills some 100 MB a second.
+inline std::chrono::milliseconds start_patience(std::uint64_t bytes) {
+  return std::chrono::seconds(10 + std::min<std::uint64_t>(bytes / 100'000'000, 3600));
+}
+Error not_started(std::uint64_t bytes);
 
 // --- ceilings.cpp: what the machine gives without us ---
 // The better of one call for everything and a call a MiB: the library's choice of instructions

@@ -26,6 +26,7 @@ using transfer::Region;
 using transfer::Request;
 
 constexpr auto kLimit = std::chrono::minutes(2);
+constexpr auto kOrderlyEnd = std::chrono::seconds(10);  // of the target process
 
 transfer::EngineOptions engine_options(const std::string& transport) {
   return {.config = {{"transport.enabled", transport}, {"log.level", "warn"}}};
@@ -116,7 +117,13 @@ struct Rig::Impl {
 
 Rig::Rig(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Rig::Rig(Rig&&) noexcept = default;
-Rig::~Rig() = default;
+
+// Both ends close their engines, which writes the traces that were asked for.
+Rig::~Rig() {
+  if (!impl_ || !impl_->child) return;
+  if (impl_->engine) (void)impl_->engine->close(Deadline::in(kOrderlyEnd / 2));
+  (void)impl_->child->finish(Deadline::in(kOrderlyEnd));
+}
 
 Result<Rig> Rig::create(const Case& shape, std::uint64_t bytes, const std::string& remote_peer) {
   auto impl = std::make_unique<Impl>();
@@ -127,8 +134,8 @@ Result<Rig> Rig::create(const Case& shape, std::uint64_t bytes, const std::strin
     impl->child = std::make_unique<base::ChildProcess>(std::vector<std::string>{
         "bench", "transfer", "--role", "target", "--transport", shape.transport, "--bytes",
         std::to_string(bytes), shape.engine_memory ? "--engine-memory" : "--user-memory"});
-    name = impl->child->hear();
-    if (name.empty()) return make_error(Code::kPeerLost, "the target process did not start");
+    name = impl->child->hear(start_patience(bytes));
+    if (name.empty()) return not_started(bytes);
   }
   CROSSDOCK_TRY(engine, Engine::create(engine_options(shape.transport)));
   impl->engine = std::move(engine);
@@ -262,6 +269,10 @@ int run_target(const TransferBench& options) {
     return 1;
   }
   base::say_parent(engine->name());
+  if (!options.listen.empty())
+    std::fprintf(stderr,
+                 "crossdock: serving until stdin ends; keep it open (`sleep inf |`) where "
+                 "there is no terminal\n");
   std::string line;
   while (base::hear_parent(line)) {
   }

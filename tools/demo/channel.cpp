@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "base/child_process.hpp"
 #include "base/clock.hpp"
 
 namespace crossdock::tools::pd {
@@ -41,12 +42,11 @@ std::vector<std::string> worker_arguments(const Options& o) {
                                    o.mode,
                                    "--requests",
                                    std::to_string(o.requests),
-                                   "--tokens",
-                                   std::to_string(o.tokens),
                                    "--page-tokens",
                                    std::to_string(o.page_tokens),
                                    "--timeout",
                                    std::to_string(o.timeout_s)};
+  if (o.tokens > 0) args.insert(args.end(), {"--tokens", std::to_string(o.tokens)});
   if (!o.trace.empty()) args.insert(args.end(), {"--trace", o.trace});
   if (!o.kv_shape.empty()) args.insert(args.end(), {"--kv-shape", o.kv_shape});
   return args;
@@ -106,6 +106,17 @@ Result<Event> Channel::receive(Deadline deadline) {
   }
 }
 
+void Channel::hang_up() {
+  ::shutdown(fd_.get(), SHUT_WR);
+}
+
+std::optional<int> Worker::wait(Deadline deadline) {
+  if (pid_ < 0) return std::nullopt;
+  const auto status = base::reap_child(pid_, deadline);
+  if (status) pid_ = -1;
+  return status;
+}
+
 Worker::~Worker() {
   if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);
@@ -114,7 +125,7 @@ Worker::~Worker() {
 }
 
 void Worker::signal(int number) const {
-  ::kill(pid_, number);
+  if (pid_ > 0) ::kill(pid_, number);
 }
 
 Result<Worker> spawn_worker(const Options& options) {

@@ -28,6 +28,8 @@ class Channel {
             std::string_view text = {});
   // kPeerLost when the other process is gone, kDeadline when nothing came.
   Result<Event> receive(Deadline deadline);
+  // The other process is told that nothing more comes; it may still send.
+  void hang_up();
 
  private:
   base::UniqueFd fd_;
@@ -46,6 +48,8 @@ class Worker {
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   Channel& channel() noexcept { return channel_; }
   void signal(int number) const;
+  // Waits for its end, the status of waitpid(); nothing when it still runs at `deadline`.
+  std::optional<int> wait(Deadline deadline);
 
  private:
   pid_t pid_;

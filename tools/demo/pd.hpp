@@ -98,6 +98,8 @@ struct Plan {
 
 // Any process; the workers and the command get the same jobs.
 Result<Plan> make_plan(const Options& options);
+// A page has a whole share of a prefix block.
+Result<> check_page_tokens(const Options& options);
 // The number of pages that fit into a pool of `pool_bytes`.
 Result<std::uint32_t> pages_that_fit(const Options& options, std::uint64_t pool_bytes);
 

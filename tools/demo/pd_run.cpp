@@ -7,15 +7,20 @@
 #include <csignal>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.hpp"
 #include "demo/channel.hpp"
+#include "demo/worker.hpp"
 
 namespace crossdock::tools::pd {
 namespace {
 
 using Kind = Event::Kind;
+
+// For a worker to close what it has after the run; the sum of its own deadlines, and some.
+constexpr std::chrono::seconds kOrderlyEnd{15};
 
 Fault fault_of(const Options& options) {
   if (options.fault == "kill-prefill") return Fault::kKillPrefill;
@@ -75,17 +80,18 @@ class Run {
     start(decode, prefill_name, rate);
     CROSSDOCK_CHECK_OK(collect());
     check_clean();
+    end_workers();
     return std::move(record_);
   }
 
  private:
   // The longest time without any event; the workers' own deadlines are shorter.
   Deadline patience() const {
-    return Deadline::in(std::chrono::seconds(2 * options_.timeout_s + 20));
+    return Deadline::in(std::chrono::seconds(2 * options_.timeout_s + 20) + kPopulate);
   }
 
   Result<std::string> hello(Worker& worker, const char* role) {
-    auto event = worker.channel().receive(Deadline::in(std::chrono::seconds(30)));
+    auto event = worker.channel().receive(Deadline::in(kPatience));
     if (!event.ok() || event->kind != Kind::kHello)
       return make_error(Code::kPeerLost,
                         fmt::format("the {} process did not start: {}", role,
@@ -115,6 +121,29 @@ class Run {
       if (fault_ == Fault::kStopPrefill && decode_over && !prefill_over) prefill_over = true;
     }
     return {};
+  }
+
+  // Both close their engines and end, which is part of what is shown, and writes their traces.
+  // After a fault only the survivor is asked, and owes nothing.
+  void end_workers() {
+    const bool prefill_is_victim = fault_ == Fault::kKillPrefill || fault_ == Fault::kStopPrefill;
+    const auto deadline = Deadline::in(given_up_ ? std::chrono::seconds(2) : kOrderlyEnd);
+    prefill_->channel().hang_up();
+    decode_->channel().hang_up();
+    if (!prefill_is_victim) end(*prefill_, "prefill", deadline);
+    if (fault_ != Fault::kKillDecode) end(*decode_, "decode", deadline);
+  }
+
+  void end(Worker& worker, const char* role, Deadline deadline) {
+    const auto status = worker.wait(deadline);
+    if (fault_ != Fault::kNone || given_up_) return;
+    if (status && WIFEXITED(*status) && WEXITSTATUS(*status) == 0) return;
+    std::string why = status ? "it ended by itself" : "it still ran when it was given up on";
+    for (auto event = worker.channel().receive(Deadline::now()); event.ok();
+         event = worker.channel().receive(Deadline::now()))
+      if (event->kind == Kind::kFatal) why = event->text;
+    record_.problems.push_back(
+        fmt::format("the {} process did not end in good order: {}", role, why));
   }
 
   // Handles one event; false when it was the worker's last.

@@ -11,7 +11,9 @@ namespace crossdock::tools::pd {
 namespace {
 
 Result<kv::ModelShape> shape_of(const Options& options) {
-  return kv::parse_model_shape(options.kv_shape.empty() ? options.model : options.kv_shape);
+  auto shape = kv::parse_model_shape(options.kv_shape.empty() ? options.model : options.kv_shape);
+  if (shape.code() == Code::kNotFound) return invalid_argument(shape.error().message);  // a name
+  return shape;
 }
 
 // Synthetic requests share nothing: hashes far above those of any trace.
@@ -42,17 +44,22 @@ Result<std::uint32_t> pages_that_fit(const Options& options, std::uint64_t pool_
   if (page == 0 || pool_bytes / page == 0)
     return make_error(
         Code::kNoMemory,
-        fmt::format("a pool of {} MiB does not hold one page of {} KiB; raise --memory",
-                    pool_bytes >> 20, page >> 10));
+        fmt::format("a pool of {} bytes does not hold one page of {} bytes; raise --memory (now "
+                    "{} bytes; it takes units, as in 512MiB)",
+                    pool_bytes, page, options.memory_bytes));
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(pool_bytes / page, 1u << 30));
 }
 
+Result<> check_page_tokens(const Options& options) {
+  if (options.page_tokens != 0 && kHashTokens % options.page_tokens == 0) return {};
+  return invalid_argument(
+      fmt::format("--page-tokens {} must divide {}, the tokens of a prefix "
+                  "block",
+                  options.page_tokens, kHashTokens));
+}
+
 Result<Plan> make_plan(const Options& options) {
-  if (options.page_tokens == 0 || kHashTokens % options.page_tokens != 0)
-    return invalid_argument(
-        fmt::format("--page-tokens {} must divide {}, the tokens of a prefix "
-                    "block",
-                    options.page_tokens, kHashTokens));
+  CROSSDOCK_CHECK_OK(check_page_tokens(options));
   if (options.requests == 0) return invalid_argument("--requests 0 must be at least 1");
   Plan plan;
   CROSSDOCK_TRY(shape, shape_of(options));

@@ -83,7 +83,7 @@ void print_report(const Options& options, const Plan& plan, const std::vector<Ru
   fmt::print("prefill -> decode over {}: {} requests, {} ({} B a token)\n", options.transport,
              plan.jobs.size(), plan.shape.name, plan.shape.token_bytes());
   fmt::print("  {}\n", plan.shape.describe());
-  fmt::print("  pools of {} MiB together; {} requests of the trace were too long for them\n\n",
+  fmt::print("  pools of {} MiB together; {} requests were too long for them\n\n",
              options.memory_bytes >> 20, plan.skipped);
   print_row("", runs, [](const RunRecord& r) { return r.mode; });
   print_row("prefill done -> all KV at decode, p50 (ms)", runs,

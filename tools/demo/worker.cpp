@@ -20,11 +20,16 @@ kv::pattern::PageContent content_of(const kv::PagePool& pool, const Job& job, st
 
 }  // namespace
 
-Result<Rank> make_rank(const Options& options, const Plan& plan) {
+transfer::EngineOptions engine_options(const Options& options) {
   transfer::EngineOptions engine_options;
   engine_options.listen = "127.0.0.1:0";
   engine_options.config["transport.enabled"] = options.transport;
-  CROSSDOCK_TRY(engine, transfer::Engine::create(std::move(engine_options)));
+  engine_options.config["transport.shm.populate"] = fmt::format("{}s", kPopulate.count());
+  return engine_options;
+}
+
+Result<Rank> make_rank(const Options& options, const Plan& plan) {
+  CROSSDOCK_TRY(engine, transfer::Engine::create(engine_options(options)));
   CROSSDOCK_TRY(layout, kv::PageLayout::create(plan.shape, plan.layout));
   CROSSDOCK_TRY(pool, kv::PagePool::create(engine, layout));
   return Rank{std::move(engine), std::move(pool)};
@@ -32,7 +37,7 @@ Result<Rank> make_rank(const Options& options, const Plan& plan) {
 
 Result<Event> say_hello(Channel& channel, const transfer::Engine& engine) {
   channel.send(Event::Kind::kHello, 0, 0, engine.name());
-  return channel.receive(Deadline::in(std::chrono::seconds(30)));
+  return channel.receive(Deadline::in(kPatience));
 }
 
 std::vector<Job> warm_up_jobs(std::uint32_t pages, std::uint32_t page_tokens) {

@@ -17,12 +17,18 @@ namespace crossdock::tools::pd {
 
 // How long a worker waits for what is not on trial: pages, the warm-up, the other one's first word.
 inline constexpr std::chrono::seconds kPatience{60};
+// How long a worker may prepare the peer's pool, before the requests that are measured. The
+// library's own limit is for engines that must be ready soon; a pool that is not prepared shows its
+// page faults, up to two seconds, as handoffs.
+inline constexpr std::chrono::seconds kPopulate{30};
 
 // What both stand on: an engine that uses the chosen transport only, and its pages.
 struct Rank {
   transfer::Engine engine;
   kv::PagePool pool;
 };
+// Of its engine.
+transfer::EngineOptions engine_options(const Options& options);
 Result<Rank> make_rank(const Options& options, const Plan& plan);
 // Tells the command where this rank is; returns its word to start.
 Result<Event> say_hello(Channel& channel, const transfer::Engine& engine);

@@ -30,6 +30,10 @@ TEST(ModelShape, CustomShapes) {
 }
 
 TEST(ModelShape, BadCustomShapesNameThePart) {
+  EXPECT_NE(parse_model_shape("layers=4,heads=8").error().message.find("dim is missing"),
+            std::string::npos);
+  EXPECT_NE(parse_model_shape("heads=8,dim=8").error().message.find("layers is missing"),
+            std::string::npos);
   const char* const bad[] = {"layers=2,heads=8",
                              "layers=0,heads=8,dim=64",
                              "layers=x,heads=8,dim=64",
