@@ -52,6 +52,17 @@ TEST_F(Launcher, AWrongNumberIsNamed) {
   tell("11", "three");
   EXPECT_THAT(with_launcher({}).error().message, HasSubstr("LOCAL_RANK=three"));
 }
+// Brackets, without which the port would be a part of the address.
+TEST_F(Launcher, TheStoreOfAHostWithoutANameHasBrackets) {
+  tell("11", "3");
+  ::setenv("MASTER_PORT", "7000", 1);
+  for (const auto& [host, store] :
+       {std::pair{"fd00::1", "tcp://[fd00::1]:7000"}, std::pair{"10.0.0.1", "tcp://10.0.0.1:7000"},
+        std::pair{"head", "tcp://head:7000"}}) {
+    ::setenv("MASTER_ADDR", host, 1);
+    EXPECT_EQ(with_launcher({}).value().store, store);
+  }
+}
 
 }  // namespace
 }  // namespace crossdock::tools::bench

@@ -192,6 +192,28 @@ TEST(TwoProcessesOnce, AStoppedTargetEndsTheInitiator) {
   EXPECT_THAT(done.errors, HasSubstr(target.name));
 }
 
+// The orderly end of both processes, which is when engines write.
+TEST_P(TwoProcesses, BothWriteTheirTraces) {
+  const support::TempDir folder;
+  const auto done = run({"--transport", GetParam(), "--block", "1MiB", "--repeat", "2", "--json"},
+                        {"CROSSDOCK_TRACE=" + folder.path() + "/t-%p.json"});
+  ASSERT_EQ(done.exit_code, 0) << done.errors;
+  EXPECT_EQ(results_of(done.output).count("process_vm_writev"), 0u) << "it is no ceiling here";
+  std::size_t files = 0, with_transfers = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    ++files;
+    const json trace = json::parse(std::ifstream(entry.path()), nullptr, false);
+    ASSERT_TRUE(trace.is_object()) << entry.path();
+    for (const json& event : trace.at("traceEvents"))
+      if (event.at("name") == "transfer") {
+        ++with_transfers;
+        break;
+      }
+  }
+  EXPECT_EQ(files, 2u);
+  EXPECT_EQ(with_transfers, 1u) << "the target only serves";
+}
+
 TEST(TransferBench, MistakesAreNamedBeforeAnythingIsMeasured) {
   const auto says = [](const std::vector<std::string>& arguments, const std::string& text) {
     const auto done = run(arguments);
@@ -220,10 +242,19 @@ class Versus : public testing::Test {
     const auto file = folder_.write("bin/python3", "#!/bin/sh\n" + script + "\n");
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
   }
-  [[nodiscard]] CommandResult compare(const std::string& timeout = "1min") const {
-    return run({"--transport", "tcp", "--block", "1MiB", "--repeat", "2", "--json", "--vs",
-                "mooncake", "--vs-home", home(), "--vs-timeout", timeout},
+  [[nodiscard]] CommandResult compare(const std::string& timeout = "1min",
+                                      std::vector<std::string> more = {}) const {
+    return run(Target::joined({"--transport", "tcp", "--block", "1MiB", "--repeat", "2", "--json",
+                               "--vs", "mooncake", "--vs-home", home(), "--vs-timeout", timeout},
+                              std::move(more)),
                {"PATH=" + folder_.path() + "/bin:" + std::getenv("PATH")});
+  }
+  // A peer that is installed, and does this.
+  void peer(const std::string& script) const {
+    python(script);
+    folder_.write("peer/bin/python3", "");
+    std::filesystem::copy_file(folder_.path() + "/bin/python3", home() + "/bin/python3",
+                               std::filesystem::copy_options::overwrite_existing);
   }
   [[nodiscard]] std::string home() const { return folder_.path() + "/peer"; }
   static void expect_own_figures(const CommandResult& done) {
@@ -271,14 +302,11 @@ TEST_F(Versus, AnInstallationThatHangsEndsAtItsLimit) {
 
 // The peer's own answers become results: a figure, a refusal, and what gives no answer in time.
 TEST_F(Versus, WhatThePeerSaysIsReported) {
-  python(R"(case "$*" in
+  peer(R"(case "$*" in
 *import*) exit 0;;
 *"--batch 0"*) echo 'RESULT {"error": "too many"}';;
 *) echo noise; echo 'RESULT {"gb_per_s": 1.5, "cpu_s_per_gb": 0.25}';;
 esac)");
-  folder_.write("peer/bin/python3", "");
-  std::filesystem::copy_file(folder_.path() + "/bin/python3", home() + "/bin/python3",
-                             std::filesystem::copy_options::overwrite_existing);
   const auto done = compare();
   ASSERT_EQ(done.exit_code, 0) << done.errors;
   const auto results = results_of(done.output);
@@ -291,6 +319,30 @@ esac)");
     EXPECT_EQ(results.at(name + ", 64 a batch").value("gb_per_s", 0.0), 1.5);
     EXPECT_EQ(results.at(name + ", 64 a batch").value("cpu_s_per_gb", 0.0), 0.25);
   }
+}
+
+// The names of these cases have an apostrophe, which ends a word of the shell.
+TEST_F(Versus, MemoryOfTheCallerIsComparedToo) {
+  peer(R"(case "$*" in
+*import*) exit 0;;
+*) echo 'RESULT {"gb_per_s": 1.5, "cpu_s_per_gb": 0.25}';;
+esac)");
+  const auto done = compare("1min", {"--user-memory"});
+  ASSERT_EQ(done.exit_code, 0) << done.errors;
+  const auto results = results_of(done.output);
+  const std::string name = "mooncake tcp: tcp write 1MiB, caller's memory";
+  ASSERT_TRUE(results.contains(name)) << done.output;
+  EXPECT_EQ(results.at(name).value("gb_per_s", 0.0), 1.5) << results.at(name);
+}
+
+TEST_F(Versus, APeerThatBreaksIsNotSaidToBeSlow) {
+  peer(R"(case "$*" in *import*) exit 0;; esac; exit 3)");
+  const auto done = compare();
+  ASSERT_EQ(done.exit_code, 0) << done.errors;
+  const auto results = results_of(done.output);
+  ASSERT_TRUE(results.contains("mooncake tcp: tcp write 1MiB")) << done.output;
+  EXPECT_EQ(results.at("mooncake tcp: tcp write 1MiB").value("refused", ""),
+            "its process ended with 3 and without a result");
 }
 
 }  // namespace

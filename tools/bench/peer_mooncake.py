@@ -4,7 +4,7 @@
 One process is the target, the other writes to it over TCP, like our own bench. Called by the bench with
 an interpreter that has the published wheel, anew for each case: a refused batch may still be running;
 it measures one case and prints it:
-{"name": ..., "gb_per_s": median, "cpu_s_per_gb": median} or {"name": ..., "error": ...}.
+{"gb_per_s": median, "cpu_s_per_gb": median} or {"error": ...}.
 SPDX-License-Identifier: Apache-2.0
 """
 import argparse
@@ -104,7 +104,7 @@ def run_initiator(options):
         memory, local = make_memory(engine, options.bytes)
         case = json.loads(options.case)
         result = measure(engine, peer, local, remote, case, options, target.pid)
-        print("RESULT " + json.dumps({"name": case["name"], **result}), flush=True)
+        print("RESULT " + json.dumps(result), flush=True)
         del memory
     finally:
         target.kill()

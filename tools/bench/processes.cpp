@@ -33,7 +33,14 @@ Result<std::string> store_of_launcher() {
   if (!port || host == nullptr) return std::string();
   const char* taken = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const bool next = taken != nullptr && std::string_view(taken) == "True";
-  return fmt::format("{}{}:{}", kScheme, host, *port + (next ? 1 : 0));
+  const std::uint32_t ours = *port + (next ? 1 : 0);
+  if (ours > 65535)
+    return invalid_argument(
+        fmt::format("environment MASTER_PORT={}: must leave port {} for the "
+                    "store, at most 65535",
+                    *port, ours));
+  return fmt::format("{}{}", kScheme,
+                     base::format_host_port(host, static_cast<std::uint16_t>(ours)));
 }
 
 }  // namespace

@@ -63,11 +63,19 @@ struct Mode {
   const char* environment;
 };
 
-// Runs one case in a fresh pair of processes; nothing when the driver printed no result.
-Result<std::optional<Json>> run_case(const std::string& python, const Mode& mode,
-                                     const TransferBench& options, const Case& shape,
-                                     std::uint64_t batch) {
-  const Json what = {{"name", shape.name}, {"block", shape.block_bytes}, {"count", shape.count}};
+// Why a driver that ended with this status of waitpid() printed no result.
+std::string without_result(int status, const TransferBench& options) {
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (code == 124 || code == 128 + 9)
+    return "no result within " + base::format_duration(options.versus_timeout);
+  return fmt::format("its process ended with {} and without a result", code);
+}
+
+// Runs one case in a fresh pair of processes: the driver's result, or an "error" of our own.
+Result<Json> run_case(const std::string& python, const Mode& mode, const TransferBench& options,
+                      const Case& shape, std::uint64_t batch) {
+  // Numbers alone: the driver needs no name, and that of a case may hold quotes.
+  const Json what = {{"block", shape.block_bytes}, {"count", shape.count}};
   const std::string command = fmt::format(
       "{} {} --bytes {} --repeat {} --batch {} --case '{}' 2>/dev/null", mode.environment,
       limited(options, fmt::format("'{}' '{}/tools/bench/peer_mooncake.py'", python, kSource)),
@@ -82,8 +90,9 @@ Result<std::optional<Json>> run_case(const std::string& python, const Mode& mode
     Json parsed = Json::parse(text.substr(7), nullptr, false);
     if (!parsed.is_discarded()) result = std::move(parsed);
   }
-  ::pclose(output);
-  return result;
+  const int status = ::pclose(output);
+  if (result) return *std::move(result);
+  return Json{{"error", without_result(status, options)}};
 }
 
 // As one batch, like ours; what it refuses, in batches small enough for it.
@@ -93,12 +102,9 @@ Result<> compare_case(const std::string& python, const Mode& mode, const Transfe
     CROSSDOCK_TRY(line, run_case(python, mode, options, shape, batch));
     Measurement m{.name = fmt::format("mooncake {}: {}{}", mode.name, shape.name,
                                       batch == 0 ? "" : fmt::format(", {} a batch", batch))};
-    m.refused = line ? line->value("error", "")
-                     : "no result within " + base::format_duration(options.versus_timeout);
-    if (line) {
-      m.gb_per_s = line->value("gb_per_s", 0.0);
-      m.cpu_s_per_gb = line->value("cpu_s_per_gb", 0.0);
-    }
+    m.refused = line.value("error", "");
+    m.gb_per_s = line.value("gb_per_s", 0.0);
+    m.cpu_s_per_gb = line.value("cpu_s_per_gb", 0.0);
     const bool refused = !m.refused.empty();
     results.push_back(std::move(m));
     if (!refused) return {};
