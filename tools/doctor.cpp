@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 
 struct DoctorOptions {
   bool json = false;
+  std::string root = "/";
 };
 
 void print_text(const std::vector<Finding>& findings) {
@@ -40,7 +41,7 @@ void print_json(const std::vector<Finding>& findings) {
 }
 
 int diagnose(const DoctorOptions& options) {
-  const auto findings = examine();
+  const auto findings = examine(options.root);
   if (options.json)
     print_json(findings);
   else
@@ -57,6 +58,8 @@ void add_doctor(CLI::App& app) {
   auto options = std::make_shared<DoctorOptions>();
   CLI::App* sub = app.add_subcommand("doctor", "Look for what would make Crossdock slow or fail");
   sub->add_flag("--json", options->json, "Print JSON");
+  sub->add_option("--root", options->root,
+                  "Look at another tree instead of /, as for a bug report");
   sub->callback(run(options, diagnose));
 }
 

@@ -4,8 +4,9 @@
 #include "doctor_checks.hpp"
 
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -15,22 +16,22 @@
 
 #include "base/config.hpp"
 #include "base/fd.hpp"
-#include "base/strings.hpp"
+#include "cuda/driver.hpp"
+#include "jit/compiler.hpp"
+#include "jit/jit.hpp"
 #include "topo/sysfs.hpp"
 
 namespace crossdock::tools {
 namespace {
 
-using base::format_size;
 using topo::Sysfs;
 
-constexpr std::uint64_t kEnoughLockedBytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kEnoughShmBytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kEnoughDescriptors = 4096;
 
-std::string limit_text(rlim_t value, bool bytes) {
-  if (value == RLIM_INFINITY) return "unlimited";
-  return bytes ? format_size(value) : std::to_string(value);
+// For people: base::format_size() is exact, and so falls back on units that are too small.
+std::string about(std::uint64_t bytes) {
+  return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1u << 30));
 }
 
 Finding check_settings() {
@@ -44,21 +45,11 @@ Finding check_settings() {
   return {"settings", Health::kGood, "valid"};
 }
 
-Finding check_memlock() {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  const std::string found = limit_text(limit.rlim_cur, true);
-  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= kEnoughLockedBytes)
-    return {"locked memory", Health::kGood, found};
-  return {"locked memory", Health::kPoor, found,
-          "registering memory with RDMA devices fails beyond this",
-          "ulimit -l unlimited, or docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity"};
-}
-
 Finding check_descriptors() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  const std::string found = limit_text(limit.rlim_cur, false);
+  const std::string found =
+      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur);
   if (limit.rlim_cur >= kEnoughDescriptors) return {"open files", Health::kGood, found};
   return {"open files", Health::kPoor, found,
           "each peer takes several descriptors; new peers are refused when they run out",
@@ -79,8 +70,8 @@ Finding check_dev_shm() {
     return {"/dev/shm", Health::kAbsent, std::strerror(errno),
             "frameworks beside Crossdock may need it; Crossdock itself uses memfd", ""};
   const std::uint64_t bytes = std::uint64_t{status.f_blocks} * status.f_frsize;
-  if (bytes >= kEnoughShmBytes) return {"/dev/shm", Health::kGood, format_size(bytes)};
-  return {"/dev/shm", Health::kPoor, format_size(bytes),
+  if (bytes >= kEnoughShmBytes) return {"/dev/shm", Health::kGood, about(bytes)};
+  return {"/dev/shm", Health::kPoor, about(bytes),
           "frameworks beside Crossdock may run out of it; Crossdock itself uses memfd",
           "docker run --shm-size=8g, or mount -o remount,size=8G /dev/shm"};
 }
@@ -92,22 +83,37 @@ Finding check_process_vm() {
   iovec from{&source, sizeof source};
   const auto moved = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
   if (moved == sizeof target && target == source)
-    return {"process_vm calls", Health::kGood, "allowed"};
+    return {"process_vm calls", Health::kGood, "allowed within a process"};
   return {"process_vm calls", Health::kPoor, std::strerror(errno),
           "memory that an engine did not allocate moves over TCP even on one host",
           "allow process_vm_readv and process_vm_writev in the seccomp profile "
           "(docker run --cap-add=SYS_PTRACE)"};
 }
 
+// What yama asks for; root has it on a host, and in a container only when it was given.
+bool has_ptrace_capability(const Sysfs& sysfs) {
+  constexpr std::string_view kField = "CapEff:";
+  constexpr std::uint64_t kSysPtrace = std::uint64_t{1} << 19;
+  const std::string status = sysfs.text("proc/self/status").value_or("");
+  const auto at = status.find(kField);
+  if (at == std::string::npos) return false;
+  return (std::strtoull(status.c_str() + at + kField.size(), nullptr, 16) & kSysPtrace) != 0;
+}
+
 Finding check_ptrace_scope(const Sysfs& sysfs) {
+  constexpr std::int64_t kNobody = 3;
   const auto scope = sysfs.number("proc/sys/kernel/yama/ptrace_scope");
   if (!scope) return {"ptrace scope", Health::kGood, "no yama: processes of one user may"};
-  const std::string found = std::to_string(*scope);
-  if (*scope == 0 || ::geteuid() == 0) return {"ptrace scope", Health::kGood, found};
+  const bool capable = has_ptrace_capability(sysfs);
+  const std::string found =
+      fmt::format("{}, {} CAP_SYS_PTRACE", *scope, capable ? "with" : "without");
+  if (*scope == 0 || (capable && *scope < kNobody)) return {"ptrace scope", Health::kGood, found};
   return {"ptrace scope", Health::kPoor, found,
-          "process_vm calls to other processes are refused, shm then needs memory that the engine "
-          "allocated",
-          "sysctl kernel.yama.ptrace_scope=0, or give the capability CAP_SYS_PTRACE"};
+          "memory that an engine did not allocate moves over TCP even on one host: process_vm "
+          "calls to other processes are refused",
+          *scope >= kNobody ? "boot with another kernel.yama.ptrace_scope: 3 cannot be lowered"
+                            : "sysctl kernel.yama.ptrace_scope=0, or give the capability "
+                              "CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE)"};
 }
 
 Finding check_huge_pages(const Sysfs& sysfs) {
@@ -124,32 +130,28 @@ Finding check_huge_pages(const Sysfs& sysfs) {
           "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"};
 }
 
-struct Library {
-  std::string_view what;
-  std::vector<const char*> names;
-  std::string_view cause;
-  std::string_view fix;
-};
-
-Finding check_library(const Library& library) {
-  for (const char* name : library.names) {
-    // Stays open: what such a library has allocated for itself is lost when it is unloaded.
-    void* handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) continue;
-    return {std::string(library.what), Health::kGood, name};
-  }
-  return {std::string(library.what), Health::kAbsent, "not found", std::string(library.cause),
-          std::string(library.fix)};
+Finding check_driver(const base::Config& config) {
+  const auto driver = cuda::Driver::load({.library = config.string("cuda.driver")});
+  if (driver.ok())
+    return {"CUDA driver", Health::kGood,
+            fmt::format("CUDA {}, {}", cuda::version_text((*driver)->version), (*driver)->library)};
+  return {"CUDA driver", Health::kAbsent, driver.error().message,
+          "everything for GPUs is off; host memory works",
+          "install the NVIDIA driver, or docker run --gpus all"};
 }
 
-Finding check_gpu_memory_for_rdma(const Sysfs& sysfs) {
-  if (!sysfs.exists("proc/driver/nvidia/version"))
-    return {"GPU memory over RDMA", Health::kAbsent, "no NVIDIA driver", "", ""};
-  if (sysfs.exists("sys/module/nvidia_peermem"))
-    return {"GPU memory over RDMA", Health::kGood, "nvidia_peermem is loaded"};
-  return {"GPU memory over RDMA", Health::kAbsent, "nvidia_peermem is not loaded",
-          "RDMA of GPU memory needs dma-buf support of driver and kernel",
-          "modprobe nvidia_peermem, or use the open kernel modules with a kernel of 5.12 or later"};
+// The one that engines would take, wherever settings and search lead to.
+Finding check_compiler(const base::Config& config) {
+  auto options = jit::JitOptions::from_config(config).compiler;
+  const auto driver = cuda::Driver::load({.library = config.string("cuda.driver")});
+  if (driver.ok()) options.newest_cuda = (*driver)->version;
+  const auto compiler = jit::open_compiler(options, Deadline::in(std::chrono::seconds(10)));
+  if (compiler.ok())
+    return {"kernel compiler", Health::kGood,
+            fmt::format("{} ({})", (*compiler)->id(), (*compiler)->location())};
+  return {"kernel compiler", Health::kAbsent, compiler.error().message,
+          "kernels cannot be compiled here; a warmed cache still works",
+          "install the CUDA toolkit, or set jit.nvrtc or jit.nvcc to the file"};
 }
 
 }  // namespace
@@ -168,30 +170,14 @@ std::string_view to_string(Health health) noexcept {
   return "unknown";
 }
 
-std::vector<Finding> examine() {
-  const Sysfs sysfs("/");
+std::vector<Finding> examine(const std::string& root) {
+  const Sysfs sysfs(root);
+  const auto config = base::Config::load();
+  const base::Config settings = config.ok() ? *config : base::Config::defaults();
   return {
-      check_settings(),
-      check_memfd(),
-      check_process_vm(),
-      check_ptrace_scope(sysfs),
-      check_memlock(),
-      check_descriptors(),
-      check_dev_shm(),
-      check_huge_pages(sysfs),
-      check_library({"CUDA driver",
-                     {"libcuda.so.1"},
-                     "everything for GPUs is off; host memory works",
-                     "install the NVIDIA driver, or docker run --gpus all"}),
-      check_library({"NVRTC",
-                     {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"},
-                     "kernels cannot be compiled here; a warmed cache still works",
-                     "install the CUDA toolkit or pip install nvidia-cuda-nvrtc"}),
-      check_library({"verbs library",
-                     {"libibverbs.so.1"},
-                     "the rdma transport is off; tcp is used between hosts",
-                     "apt-get install libibverbs1 ibverbs-providers"}),
-      check_gpu_memory_for_rdma(sysfs),
+      check_settings(),          check_memfd(),          check_process_vm(),
+      check_ptrace_scope(sysfs), check_descriptors(),    check_dev_shm(),
+      check_huge_pages(sysfs),   check_driver(settings), check_compiler(settings),
   };
 }
 

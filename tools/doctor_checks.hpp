@@ -27,6 +27,7 @@ struct Finding {
   std::string fix = {};
 };
 
-std::vector<Finding> examine();
+// `root` is "/" for the machine itself.
+std::vector<Finding> examine(const std::string& root);
 
 }  // namespace crossdock::tools

@@ -2,6 +2,7 @@
 // the server's own thread does the work, the main thread waits for the signal.
 // SPDX-License-Identifier: Apache-2.0
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
@@ -19,6 +20,8 @@ using rendezvous::HttpStoreServer;
 using rendezvous::StoreServer;
 using rendezvous::StoreServerOptions;
 
+constexpr std::uint16_t kDefaultPort = 7070;
+
 struct StoreOptions {
   std::string listen = "127.0.0.1:7070";
   bool http = false;
@@ -29,8 +32,14 @@ struct StoreOptions {
 template <class Server>
 int serve(const StoreServerOptions& options, const sigset_t& signals) {
   const auto server = Server::create(options, Deadline::in(std::chrono::seconds(10)));
+  if (server.code() == Code::kBusy) {
+    Error error = server.error();
+    error.message += "; name another port with --listen host:port, port 0 takes any free one";
+    return report(error);
+  }
   if (!server.ok()) return report(server.error());
   fmt::print("serving {}\n", (*server)->url());
+  fmt::print("for engines and ranks here: store={}\n", (*server)->url());
   std::fflush(stdout);
   int which = 0;
   ::sigwait(&signals, &which);
@@ -39,7 +48,7 @@ int serve(const StoreServerOptions& options, const sigset_t& signals) {
 }
 
 int store(const StoreOptions& options) {
-  const auto address = base::parse_host_port(options.listen);
+  const auto address = base::parse_host_port(options.listen, kDefaultPort);
   if (!address.ok()) return report(address.error());
   StoreServerOptions server;
   server.address = *address;
@@ -57,7 +66,7 @@ int store(const StoreOptions& options) {
 void add_store(CLI::App& app) {
   auto options = std::make_shared<StoreOptions>();
   CLI::App* sub = app.add_subcommand("store", "Serve a metadata store for engines and ranks");
-  sub->add_option("--listen", options->listen, "Address to bind, as host:port; port 0: any free")
+  sub->add_option("--listen", options->listen, "Address to bind, as host[:port]; port 0: any free")
       ->capture_default_str();
   auto* tcp = sub->add_flag("--tcp", options->tcp, "Speak the binary protocol of tcp:// (default)");
   sub->add_flag("--http", options->http, "Speak HTTP: GET, PUT, DELETE with ?key=")->excludes(tcp);

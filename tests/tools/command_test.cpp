@@ -1,11 +1,15 @@
 // The subcommands info, topo, doctor, trace, jit, and bench in the twin, through the built program.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <crossdock/core/version.hpp>
@@ -13,6 +17,7 @@
 #include "base/config.hpp"
 #include "base/trace.hpp"
 #include "support/run_command.hpp"
+#include "support/running_command.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/jit/jit_fixture.hpp"
 
@@ -21,7 +26,9 @@ namespace {
 
 using nlohmann::json;
 using support::CommandResult;
+using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 
 std::string g_program;  // NOLINT: set once by main() before any test runs
 
@@ -112,14 +119,63 @@ TEST(Doctor, NamesHealthCauseAndFix) {
   }
   EXPECT_EQ(shown.exit_code, broken ? 1 : 0);
   for (const auto* name :
-       {"locked memory", "open files", "process_vm calls", "CUDA driver", "NVRTC", "/dev/shm"})
+       {"open files", "process_vm calls", "CUDA driver", "kernel compiler", "/dev/shm"})
     EXPECT_TRUE(names.contains(name)) << name;
+}
+
+TEST(Doctor, SpeaksOfWhatIsThere) {
+  const auto shown = crossdock_command({"doctor"});
+  for (const auto* absent : {"RDMA", "rdma", "verbs", "peermem"})
+    EXPECT_THAT(shown.output, Not(HasSubstr(absent)));
+  EXPECT_THAT(shown.output, Not(ContainsRegex("[0-9]{5,}KiB")));
+}
+
+json finding_below(const std::string& root, const std::string& name) {
+  const json findings = json::parse(crossdock_command({"doctor", "--json", "--root", root}).output);
+  for (const json& finding : findings)
+    if (finding.at("name") == name) return finding;
+  return {};
+}
+
+// Bit 19 is CAP_SYS_PTRACE; this test runs as root or not.
+TEST(Doctor, PtraceIsAMatterOfTheCapability) {
+  const std::string with = "Uid:\t0\t0\t0\t0\nCapEff:\t00000000000a0000\n";
+  const std::string without = "Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n";
+  for (const auto& [scope, status, health] :
+       {std::tuple{"0", without, "good"}, std::tuple{"1", without, "poor"},
+        std::tuple{"1", with, "good"}, std::tuple{"2", with, "good"},
+        std::tuple{"3", with, "poor"}}) {
+    const support::TempDir root;
+    root.write("proc/sys/kernel/yama/ptrace_scope", std::string(scope) + "\n");
+    root.write("proc/self/status", status);
+    EXPECT_EQ(finding_below(root.path(), "ptrace scope").at("health"), health) << scope << status;
+  }
 }
 
 TEST(Doctor, BrokenSettingsAreBroken) {
   const auto shown = crossdock_command({"doctor"}, {"CROSSDOCK_TRANSFER_MERGE=perhaps"});
   EXPECT_EQ(shown.exit_code, 1);
   EXPECT_THAT(shown.output, HasSubstr("broken  settings"));
+}
+
+TEST(Store, SaysWhatEnginesTakeAndEndsBySignal) {
+  support::RunningCommand first({g_program, "store", "--listen", "127.0.0.3:0"});
+  const std::string serving = first.line(Deadline::in(std::chrono::seconds(20)));
+  ASSERT_THAT(serving, testing::StartsWith("serving tcp://127.0.0.3:"));
+  EXPECT_EQ(first.line(Deadline::in(std::chrono::seconds(20))),
+            "for engines and ranks here: store=" + serving.substr(8));
+  const auto second = crossdock_command({"store", "--listen", serving.substr(14)});
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.errors, HasSubstr("name another port with --listen"));
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait(Deadline::in(std::chrono::seconds(20))).exit_code, 0);
+}
+
+// A whole range of loopback addresses is there; the port is that of the help.
+TEST(Store, WithoutAPortTakesTheDefault) {
+  support::RunningCommand store({g_program, "store", "--http", "--listen", "127.0.0.4"});
+  EXPECT_EQ(store.line(Deadline::in(std::chrono::seconds(20))),
+            "serving http://127.0.0.4:7070/metadata");
 }
 
 std::string make_trace(const support::TempDir& dir, const std::string& name) {
@@ -217,6 +273,17 @@ echo "ptxas info    : Used 40 registers"
   std::string cache_ = folder_.path() + "/cache";
   std::string compiler_;
 };
+
+TEST_F(JitCommand, DoctorFindsTheCompilerOfTheSettings) {
+  const auto shown = crossdock_command(
+      {"doctor", "--json"}, {"CROSSDOCK_JIT_NVRTC=none", "CROSSDOCK_JIT_NVCC=" + compiler_});
+  const json findings = json::parse(shown.output);
+  const auto found = std::ranges::find_if(
+      findings, [](const json& finding) { return finding.at("name") == "kernel compiler"; });
+  ASSERT_NE(found, findings.end());
+  EXPECT_EQ(found->at("health"), "good") << *found;
+  EXPECT_THAT(found->at("found").get<std::string>(), HasSubstr(compiler_));
+}
 
 TEST_F(JitCommand, WarmCompilesOnceAndListNamesTheKernels) {
   EXPECT_THAT(jit({"list"}).output, HasSubstr("0 kernels, 0 bytes in " + cache_));
