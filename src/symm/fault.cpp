@@ -26,10 +26,12 @@ std::string waited_for(const FaultRecord& record) {
   return fmt::format("for rank {}", record.peer);
 }
 
+// A caller's mistake is one call's, and coming back does not mend it.
 Error error(Code code, std::string message) {
+  const bool mistake = code == Code::kInvalidArgument;
   return Error{.code = code,
-               .scope = Scope::kPeer,
-               .retry = Retry::kAfterReconnect,
+               .scope = mistake ? Scope::kCall : Scope::kPeer,
+               .retry = mistake ? Retry::kNo : Retry::kAfterReconnect,
                .message = std::move(message) +
                           "; nothing was delivered, and every launch of the "
                           "group returns at once until its ranks reset() it"};
