@@ -296,6 +296,17 @@ TEST(GroupedGemm, DrawnFromASeed) {
     ASSERT_NO_FATAL_FAILURE(rig.round(drawn.c));
   }
 }
+// Of this sum an H200 made 2.015625, which is not what exact sums are rounded to, and further from
+// them than their magnitudes allow: some of its products are large, and small ones are cut off.
+TEST(GroupedGemm, ReferenceKnowsWhatATensorCoreCutsOff) {
+  const GemmCase c = draw_gemm(5).c;
+  const GemmData data(c);
+  const float told = 2.015625f;
+  const GemmExact exact = gemm_exact(c, data, 281, 128);
+  const GemmExact aligned = gemm_exact(c, data, 281, 128, Sums::kAligned);
+  EXPECT_GT(std::abs(told - exact.value), gemm_bound(c, exact));
+  EXPECT_LE(std::abs(told - aligned.value), std::ldexp(1.0, -7));  // half a step of bf16
+}
 TEST(GroupedGemm, NoRowsAtAll) {
   rounds({.counts = {0, 0}}, 1);
 }
