@@ -150,14 +150,15 @@ Result<> PeerCore::cover_regions(Deadline deadline) {
       return r->revoked.load() || attach(*set, *r).ok();
     });
   }
-  if (uncovered.empty()) return {};
-  const auto& missing = *uncovered.front();
-  auto reached = rails_for(*uncovered.front());
-  if (reached.ok() || missing.revoked.load()) return {};
-  if (!alive()) return lost_error();
-  // A way that may be back soon: that the others cannot reach the memory is not the reason.
-  if (not_now) return *not_now;
-  return std::move(reached).error();
+  for (const auto& region : uncovered) {
+    auto reached = rails_for(*region);
+    if (reached.ok() || region->revoked.load()) continue;
+    if (!alive()) return lost_error();
+    // A way that may be back soon: that the others cannot reach the memory is not the reason.
+    if (not_now) return *not_now;
+    return std::move(reached).error();
+  }
+  return {};
 }
 
 void PeerCore::redial_later() {
