@@ -10,8 +10,6 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
-#include <sched.h>
-#include <sstream>
 #include <thread>
 
 #include "base/child_process.hpp"
@@ -79,20 +77,10 @@ struct OtherSide {
 };
 
 int run_other_side() {
-  if (::unshare(CLONE_NEWNET) != 0) return 1;
   OtherSide side;
-  base::say_parent("here");
-  std::string line;
-  while (base::hear_parent(line)) {
-    std::istringstream in(line);
-    std::string word;
-    in >> word;
-    if (word == "shell") base::say_parent(shell(line.substr(6)) ? "ok" : "failed");
-    if (word == "start") base::say_parent(side.start(in));
-    if (word == "open") base::say_parent(side.open(in));
-    if (word == "count") base::say_parent(side.count(in));
-  }
-  return 0;
+  return serve_other_end({{"start", [&](std::istream& in) { return side.start(in); }},
+                          {"open", [&](std::istream& in) { return side.open(in); }},
+                          {"count", [&](std::istream& in) { return side.count(in); }}});
 }
 
 // --- what needs no namespace ---

@@ -9,8 +9,6 @@
 #include <fstream>
 #include <gmock/gmock.h>
 #include <optional>
-#include <sched.h>
-#include <sstream>
 #include <thread>
 
 #include "base/child_process.hpp"
@@ -59,21 +57,14 @@ struct OtherHost {
 };
 
 int run_other_host() {
-  if (::unshare(CLONE_NEWNET) != 0) return 1;
   OtherHost host;
-  base::say_parent("here");
-  std::string line;
-  while (base::hear_parent(line)) {
-    std::istringstream in(line);
-    std::string word;
-    in >> word;
-    if (word == "shell") base::say_parent(shell(line.substr(6)) ? "ok" : "failed");
-    if (word == "serve") base::say_parent(host.serve(in));
-    if (word == "put") base::say_parent(host.put(in));
-    if (word == "wait") base::say_parent(host.wait(in));
-    if (word == "connections") base::say_parent(std::to_string(host.server->num_connections()));
-  }
-  ::_exit(0);
+  const int status = crossdock::testing::serve_other_end(
+      {{"serve", [&](std::istream& in) { return host.serve(in); }},
+       {"put", [&](std::istream& in) { return host.put(in); }},
+       {"wait", [&](std::istream& in) { return host.wait(in); }},
+       {"connections",
+        [&](std::istream&) { return std::to_string(host.server->num_connections()); }}});
+  ::_exit(status);  // whatever the waiter waits for
 }
 
 // Whether the other host has acknowledged all that was sent to it.

@@ -8,11 +8,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
+#include <sched.h>
 #include <set>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <unistd.h>
 #include <vector>
+
+#include "base/child_process.hpp"
 
 namespace crossdock::testing {
 
@@ -39,6 +45,26 @@ inline bool enter_network_namespace(char** argv) {
   ::execvp("unshare", command.data());
   ::unsetenv(kInside);
   return false;
+}
+
+// What a process at the other end of a cable does, in a network of its own: it says "here", then
+// does what its parent tells it in a line, "shell COMMAND" or one of `commands` with its arguments,
+// and answers with a line, until there are no more.
+inline int serve_other_end(
+    const std::map<std::string, std::function<std::string(std::istream&)>>& commands) {
+  if (::unshare(CLONE_NEWNET) != 0) return 1;
+  base::say_parent("here");
+  std::string line;
+  while (base::hear_parent(line)) {
+    std::istringstream in(line);
+    std::string word;
+    in >> word;
+    if (word == "shell")
+      base::say_parent(shell(line.substr(6)) ? "ok" : "failed");
+    else
+      base::say_parent(commands.at(word)(in));
+  }
+  return 0;
 }
 
 // Where a process listens, "127.0.0.1:7000" or, for IPv6, "[..]:7000".

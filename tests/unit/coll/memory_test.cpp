@@ -5,9 +5,7 @@
 
 #include <gmock/gmock.h>
 
-#include "support/coll_cases.hpp"
-#include "support/fake_cuda/fixture.hpp"
-#include "unit/jit/jit_fixture.hpp"
+#include "unit/coll/core_fixture.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -15,30 +13,14 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class CollMemory : public FakeCudaTest {
+class CollMemory : public CollCoreTest {
  protected:
-  void SetUp() override {
-    FakeCudaTest::SetUp();
-    const coll::Window window = coll::make_window(coll_options(), 2).value();
-    auto group = symm::Group::create({.world = 2}, window.layout, driver_).value();
-    auto jit = std::make_unique<jit::Jit>(
-        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
-    core_ = coll::Core::create(std::move(group), std::move(jit), coll_options(), soon()).value();
-  }
-  void TearDown() override {
-    core_.reset();
-    EXPECT_EQ(coll::Core::sweep(), 0u);
-    FakeCudaTest::TearDown();
-  }
   static void refused(const char* call, const Result<>& result) {
     ASSERT_EQ(result.code(), Code::kInvalidArgument) << call;
     EXPECT_THAT(result.error().message,
                 AllOf(HasSubstr(std::string("coll ") + call),
                       HasSubstr("not memory that the driver knows"), HasSubstr("pinned memory")));
   }
-
-  jit::TemporaryFolder folder_;
-  std::shared_ptr<coll::Core> core_;
 };
 
 TEST_F(CollMemory, PageableMemoryIsRefusedByEveryCallThatCopiesIt) {

@@ -4,22 +4,15 @@
 #include <gmock/gmock.h>
 
 #include "cuda/graph.hpp"
-#include "support/coll_cases.hpp"
-#include "support/fake_cuda/fixture.hpp"
-#include "unit/jit/jit_fixture.hpp"
+#include "unit/coll/core_fixture.hpp"
 
 namespace crossdock::testing {
 namespace {
 
-class CollOrder : public FakeCudaTest {
+class CollOrder : public CollCoreTest {
  protected:
   void SetUp() override {
-    FakeCudaTest::SetUp();
-    const coll::Window window = coll::make_window(coll_options(), 2).value();
-    auto group = symm::Group::create({.world = 2}, window.layout, driver_).value();
-    auto jit = std::make_unique<jit::Jit>(
-        jit::JitOptions{}, std::make_unique<jit::FakeCompiler>(folder_.path / "tally"));
-    core_ = coll::Core::create(std::move(group), std::move(jit), coll_options(), soon()).value();
+    CollCoreTest::SetUp();
     for (auto* const stream : {&first_, &second_, &peer_})
       stream->emplace(cuda::Stream::create(context(stream == &peer_ ? 1 : 0)).value());
     block_.emplace(cuda::PinnedMemory::allocate(context(0), 512).value());
@@ -29,8 +22,7 @@ class CollOrder : public FakeCudaTest {
     for (auto* const stream : {&first_, &second_, &peer_})
       stream->reset();
     block_.reset();
-    EXPECT_EQ(coll::Core::sweep(), 0u);
-    FakeCudaTest::TearDown();
+    CollCoreTest::TearDown();
   }
   [[nodiscard]] u8* tensor() const { return block_->as<u8>() + 256; }
   void send(const cuda::Stream& stream) {
@@ -55,8 +47,6 @@ class CollOrder : public FakeCudaTest {
     EXPECT_OK(core_->check());
   }
 
-  jit::TemporaryFolder folder_;
-  std::shared_ptr<coll::Core> core_;
   std::optional<cuda::Stream> first_, second_, peer_;
   std::optional<cuda::PinnedMemory> block_;
 };
