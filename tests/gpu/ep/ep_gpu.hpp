@@ -3,9 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vector>
+
 #include "cuda/memory.hpp"
 #include "gpu/gpu_fixture.hpp"
 #include "support/ep_group_rig.hpp"
+#include "support/stays_level.hpp"
 
 namespace crossdock::testing {
 
@@ -35,6 +38,14 @@ class EpGpu : public GpuTest {
   }
   u32 world_ = 1;
 };
+
+// Bytes in use on the GPU of each local rank.
+inline std::vector<u64> used_of(EpGroupRig& rig) {
+  std::vector<u64> used;
+  for (const u32 rank : rig.group().local_ranks())
+    used.push_back(used_bytes(*rig.rank(rank).device().context()));
+  return used;
+}
 
 // The shape of a large model, with few enough tokens for a reference on the host.
 inline EpCase large(u32 tokens) {

@@ -1,5 +1,7 @@
 """Arrays for the tests of crossdock.compat: NumPy's, or torch's on the CPU, or on the GPU of the thread."""
 # SPDX-License-Identifier: Apache-2.0
+import time
+
 import numpy as np
 
 try:
@@ -41,10 +43,26 @@ class NumPyKit:
 class TorchKit:
     name = "torch"
 
-    def __init__(self, device="cpu"):
-        self.device = device
+    def __init__(self, device="cpu", shared=False):
+        """``shared``: threads of other ranks use the same GPU."""
+        self.device, self._shared = device, shared
+
+    def _settle(self):
+        """Where ranks share a GPU no copy is queued behind a kernel that waits for another rank: that rank's
+        own copies, which come before its next call, may have to wait for the queue, or for the driver's
+        staging memory."""
+        if not self._shared:
+            return
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self.device))
+        end = time.monotonic() + 300
+        while not done.query():
+            if time.monotonic() > end:
+                raise TimeoutError(f"what runs on {self.device} has not ended in 300 s")
+            time.sleep(1e-4)
 
     def _there(self, array):
+        self._settle()
         return torch.from_numpy(np.array(array, copy=True)).to(self.device)
 
     def bf16(self, codes):
@@ -60,6 +78,7 @@ class TorchKit:
         return self._there(values).t().contiguous().t()
 
     def codes(self, array):
+        self._settle()
         if array.dtype == torch.bfloat16:
             return array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
         if array.dtype == torch.float8_e4m3fn:

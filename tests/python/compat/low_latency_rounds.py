@@ -83,14 +83,14 @@ def made_by(case, rank, seed):
     return ref.bf16_encode(random.normal(0, 1, shape).astype(np.float32))
 
 
-def close_enough(got, wanted, compressed=False):
+def close_enough(got, wanted, compressed=False, where=""):
     """As similar as one more rounding of each rank's part allows, to bf16 or to LogFMT-10."""
     got = ref.bf16_decode(got).astype(np.float64)
     if not got.size:
         return
     error = 1 - 2 * (got * wanted).sum() / max((got * got + wanted * wanted).sum(), 1e-30)
-    assert abs(error) < (1e-4 if compressed else 1e-5), error
-    assert np.abs(got - wanted).max() <= 0.02 * max(np.abs(wanted).max(), 1.0)
+    assert abs(error) < (1e-4 if compressed else 1e-5), (error, where)
+    assert np.abs(got - wanted).max() <= 0.02 * max(np.abs(wanted).max(), 1.0), where
 
 
 def check_combine(buffer, kit, case, handle, sent, seed, zero_copy=False, hooked=False, without=(), **more):
@@ -111,7 +111,7 @@ def check_combine(buffer, kit, case, handle, sent, seed, zero_copy=False, hooked
     assert kit.is_bf16(out)
     made = [rows * (r not in without) for r, rows in enumerate(made)]
     close_enough(kit.codes(out), want.weighted(rank, sent, made, case.experts),
-                 more.get("use_logfmt", False))
+                 more.get("use_logfmt", False), f"rank {rank}, seed {seed}, without {without}")
     return out
 
 

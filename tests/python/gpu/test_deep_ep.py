@@ -27,7 +27,7 @@ def run(function, *arguments, **more):
     """On a thread for each rank."""
     def one(group):
         with at(group.rank()):
-            return function(group, TorchKit(f"cuda:{device_of(group.rank())}"), *arguments, **more)
+            return function(group, TorchKit(f"cuda:{device_of(group.rank())}", SHARED), *arguments, **more)
 
     return deep_ep.Threads(WORLD, timeout=120).run(one)
 
