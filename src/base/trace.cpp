@@ -15,7 +15,6 @@
 #include <cstdio>
 #include <fmt/format.h>
 #include <iterator>
-#include <map>
 #include <mutex>
 #include <new>
 #include <unistd.h>
@@ -307,6 +306,28 @@ std::string Tracer::Impl::render() {
   return out;
 }
 
+namespace {
+
+// A tracer of a process: a forked child begins a timeline of its own.
+struct KeptTracer {
+  pid_t process;
+  std::shared_ptr<Tracer> tracer;
+  const KeptTracer* next;
+};
+// The newest first. Without a lock: a child that is forked while another thread has it would wait
+// for ever. Never destroyed: engines of static lifetime may end after anything here would.
+constinit std::atomic<const KeptTracer*> kept_tracers{nullptr};
+
+// That of this process for `file`, among those from `kept` on and before `end`.
+std::shared_ptr<Tracer> find_tracer(const KeptTracer* kept, const KeptTracer* end,
+                                    const std::string& file) {
+  for (; kept != end; kept = kept->next)
+    if (kept->process == ::getpid() && kept->tracer->file() == file) return kept->tracer;
+  return nullptr;
+}
+
+}  // namespace
+
 Tracer::Tracer(TracerOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->file = expand_pid(std::move(options.file));
   impl_->events_per_thread = std::max<std::size_t>(options.events_per_thread, 1);
@@ -317,15 +338,17 @@ Tracer::Tracer(TracerOptions options) : impl_(std::make_unique<Impl>()) {
 std::shared_ptr<Tracer> Tracer::of_process(TracerOptions options) {
   if (options.file.empty()) return std::make_shared<Tracer>(std::move(options));
   options.file = expand_pid(std::move(options.file));
-  // By process id: a forked child begins a timeline of its own. Never destroyed: engines of static
-  // lifetime may end after anything here would.
-  using Key = std::pair<pid_t, std::string>;
-  static auto& mutex = *new std::mutex;
-  static auto& tracers = *new std::map<Key, std::shared_ptr<Tracer>>;
-  const std::lock_guard lock(mutex);
-  auto& tracer = tracers[{::getpid(), options.file}];
-  if (!tracer) tracer = std::make_shared<Tracer>(std::move(options));
-  return tracer;
+  const KeptTracer* const newest = kept_tracers.load(std::memory_order_acquire);
+  if (auto tracer = find_tracer(newest, nullptr, options.file)) return tracer;
+  auto mine = std::make_unique<KeptTracer>(
+      KeptTracer{::getpid(), std::make_shared<Tracer>(std::move(options)), newest});
+  while (!kept_tracers.compare_exchange_weak(mine->next, mine.get(), std::memory_order_acq_rel,
+                                             std::memory_order_acquire))
+    if (auto tracer = find_tracer(mine->next, newest, mine->tracer->file())) {
+      mine->tracer->on_.store(false, std::memory_order_relaxed);  // it has nothing to write
+      return tracer;
+    }
+  return mine.release()->tracer;
 }
 
 Tracer::~Tracer() {

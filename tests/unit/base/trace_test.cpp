@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/trace.hpp"
 
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -164,6 +166,49 @@ TEST(Tracer, OneOfTheProcessForAFile) {
   EXPECT_EQ(Tracer::of_process({.file = first->file()}), first);
   EXPECT_NE(Tracer::of_process({.file = dir.path() + "/other.json"}), first);
   EXPECT_FALSE(Tracer::of_process({})->on());
+}
+
+TEST(Tracer, OneOfTheProcessForAFileWhoeverIsFirst) {
+  const support::TempDir dir;
+  for (int round = 0; round < 50; ++round) {
+    const std::string file = dir.path() + "/" + std::to_string(round) + ".json";
+    std::array<std::shared_ptr<Tracer>, 4> got;
+    std::vector<std::thread> threads;
+    for (auto& of_thread : got)
+      threads.emplace_back([&] { of_thread = Tracer::of_process({.file = file}); });
+    for (auto& thread : threads)
+      thread.join();
+    for (const auto& tracer : got)
+      ASSERT_EQ(tracer, got[0]);
+    EXPECT_TRUE(got[0]->on());
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+// A child that is forked while another thread asks for tracers asks for one, too.
+TEST(Tracer, AForkedChildGetsOneOfItsOwn) {
+  const support::TempDir dir;
+  std::atomic<bool> stop{false};
+  std::thread asks([&] {
+    for (int i = 0; !stop.load(std::memory_order_relaxed); ++i)
+      (void)Tracer::of_process({.file = dir.path() + "/" + std::to_string(i % 64) + ".json"});
+  });
+  const auto mine = Tracer::of_process({.file = dir.path() + "/mine.json"});
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::alarm(20);  // ends a child that waits for ever
+      ::_exit(Tracer::of_process({.file = mine->file()}) != mine ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (status != 0) {
+      ADD_FAILURE() << "child " << i << " ended with status " << status;
+      break;
+    }
+  }
+  stop.store(true, std::memory_order_relaxed);
+  asks.join();
 }
 
 TEST(Tracer, CheckingTheFileLeavesNothing) {
