@@ -3,18 +3,20 @@ what is done to them."""
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import sys
+import time
 import types
 
 import numpy as np
 import pytest
 
-from crossdock import Busy, DeadlineExceeded
+from crossdock import Busy, DeadlineExceeded, InvalidArgument, NoMemory
 from crossdock.compat.deep_ep import Buffer, ElasticBuffer, Threads
 from crossdock.compat.deep_ep.elastic_extras import Extras
 from crossdock.compat.deep_ep.events import EventHandle
 from crossdock.compat.deep_ep.lane import Call, Lane
-from crossdock.compat.deep_ep.low_latency import Format, LowLatency, _once
+from crossdock.compat.deep_ep.low_latency import Format, LowLatency, LowLatencyHandle, _once
 from crossdock.compat.deep_ep.normal import How, Normal
+from crossdock.compat.deep_ep.ranks import Rank, do_all
 from crossdock.compat.deep_ep.settings import Settings
 from crossdock.compat.deep_ep.world import Region, World
 
@@ -219,7 +221,7 @@ def kept(monkeypatch):
 @pytest.mark.parametrize("hooked", [False, True])
 def test_all_that_a_low_latency_dispatch_writes_is_kept(monkeypatch, kept, hooked):
     """Also what the caller does not get: its memory must not be used again while a hook may still write it."""
-    low, x, waited = LowLatency(None, Lane(-1), None, False), np.zeros((1, 8)), np.zeros(1)
+    low, x, waited = LowLatency(Rank(0, 1), Lane(-1), None, False), np.zeros((1, 8)), np.zeros(1)
     planes = {name: np.zeros((1, 1, 8)) for name in ("rows", "scales", "weights", "sources")}
     handle = types.SimpleNamespace(received=types.SimpleNamespace(expert_counts=np.zeros(1, np.int32)))
     world = types.SimpleNamespace(rank=types.SimpleNamespace(size=lambda: 1), run=lambda: None,
@@ -352,3 +354,118 @@ def test_a_layout_keeps_the_arrays_that_it_returns_and_not_copies(monkeypatch):
     made, _ = normal.layout(ids, 4, How())
     for array in (ids, made.tokens_per_rank, made.tokens_per_expert, made.is_token_in_rank):
         assert any(array is one for one in kept)
+
+
+# ---- what is left when something fails -----------------------------------------------------------
+
+
+def test_a_hook_that_failed_says_so_again():
+    def work():
+        raise DeadlineExceeded("rank 1 did not come")
+
+    hook = _once(work)
+    for early in (True, False, False):
+        with pytest.raises(DeadlineExceeded, match="rank 1"):
+            hook(early=early)
+
+
+def test_all_is_done_whatever_one_raises():
+    done = []
+
+    def fail():
+        raise Busy("first")
+
+    with pytest.raises(Busy):
+        do_all([fail, lambda: done.append(1), fail, lambda: done.append(2)])
+    assert sorted(done) == [1, 2]
+
+
+@pytest.mark.parametrize("kind, name", [(Buffer, "_normal"), (Buffer, "_low_latency"), (ElasticBuffer, "_calls")])
+def test_destroy_gives_all_groups_back_after_a_failure(kind, name):
+    closed = []
+
+    def close(which):
+        closed.append(which)
+        raise DeadlineExceeded("a rank has failed")
+
+    def one(group):
+        buffer = kind(group, 1 << 20) if kind is Buffer else kind(group, num_max_tokens_per_rank=4, hidden=64)
+        getattr(buffer, name)._worlds = {
+            n: types.SimpleNamespace(group=None, groups=[], close=lambda n=n: close(n)) for n in range(3)}
+        with pytest.raises(DeadlineExceeded):
+            getattr(buffer, name).close()
+        assert not getattr(buffer, name)._worlds
+
+    Threads(1, backend="twin").run(one)
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_a_group_is_closed_when_all_have_left_whoever_was_there_before():
+    closed = []
+    group = types.SimpleNamespace(close=lambda: closed.append(1))
+    threads = Threads(2, backend="twin")
+
+    def one(rank):
+        rank.make(lambda *_, **__: group, None, 1.0)
+        if rank.rank() == 0:
+            rank.leave(group)  # the other one drops it, and the next group has its address
+        rank.make(lambda *_, **__: group, None, 1.0)
+        if rank.rank() == 0:
+            rank.leave(group)
+
+    threads.run(one)
+    assert not closed
+
+
+def test_ranks_wait_for_an_action_as_long_as_it_may_take():
+    threads = Threads(2, backend="twin", timeout=0.05)
+    threads.run(lambda rank: threads.together(rank.rank(), None, lambda _: time.sleep(0.4), 1.0))
+
+
+def test_a_table_that_could_not_be_made_is_made_anew(monkeypatch):
+    def one(group):
+        buffer = ElasticBuffer(group, num_max_tokens_per_rank=4, hidden=64)
+        small, large = np.ones((4, 16), np.float32), np.ones((8, 16), np.float32)
+        buffer.engram_write(small)
+        make = type(group).make
+
+        def refuse(*_):
+            raise NoMemory("too much")
+
+        monkeypatch.setattr(type(group), "make", refuse)
+        with pytest.raises(NoMemory):
+            buffer.engram_write(large)
+        monkeypatch.setattr(type(group), "make", make)
+        buffer.engram_write(small)
+        buffer.destroy()
+
+    Threads(1, backend="twin").run(one)
+
+
+def test_a_low_latency_dispatch_that_fails_leaves_the_others_whole():
+    """One that is refused ends no earlier result; one that has been launched has had its turn."""
+    def one(group):
+        buffer = Buffer(group, low_latency_mode=True)
+        x, ids = np.zeros((2, 128), np.uint16), np.zeros((2, 1), np.int64)
+        weights = np.ones((2, 1), np.float32)
+
+        def dispatch(ids=ids, **more):
+            return buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False, **more)
+
+        kept = [dispatch()[2], dispatch()[2]]
+        for wrong in ({"ids": ids[:1]}, {"ids": ids[0]},
+                      {"cumulative_local_expert_recv_stats": np.zeros(5, np.int32)},
+                      {"dispatch_wait_recv_cost_stats": np.zeros(7, np.int64)}):
+            with pytest.raises(InvalidArgument, match="low_latency_dispatch"):
+                dispatch(**wrong)
+        for handle in kept:
+            buffer.low_latency_combine(np.zeros((2, 4, 128), np.uint16), ids, weights, handle)
+        for _ in range(3):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LowLatencyHandle, "tell", lambda *_: (_ for _ in ()).throw(MemoryError("now")))
+                with pytest.raises(MemoryError):
+                    dispatch()
+        dispatch()
+        buffer.destroy()
+
+    Threads(1, backend="twin").run(one)

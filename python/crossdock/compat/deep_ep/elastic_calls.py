@@ -13,7 +13,7 @@ from .events import EventOverlap, event_of
 from .frame import Frame, frame_of
 from .lane import Event, Lane
 from .normal import split
-from .ranks import Rank
+from .ranks import Rank, do_all
 from .settings import Settings
 from .world import Shape, World
 
@@ -75,9 +75,9 @@ class ElasticCalls:
         return [world.group for world in self._worlds.values()]
 
     def close(self) -> None:
-        for world in self._worlds.values():
-            world.close()
+        worlds = self.worlds
         self._worlds.clear()
+        do_all(world.close for world in worlds)
 
     def world(self, shape: Shape, tokens: int) -> World:
         if shape not in self._worlds:
@@ -104,6 +104,8 @@ class ElasticCalls:
             wanted = dataclasses.replace(wanted, most=world.max_tokens)
         with self._lane.call(order.previous, order.asynchronous) as call:
             _wait_also(order.before_epilogue)
+            # Before anything is launched: what fails after that leaves a kernel behind that reads them.
+            call.keep(frame, rows, scales, ids, weights, stats)
             region, lend = world.take()
             by_column = wanted.by_column and not wanted.expand and scales is not None
             factors = None if scales is None else frame.contiguous(scales)
@@ -120,8 +122,7 @@ class ElasticCalls:
                 self._compact(frame, handle, made, wanted, lend, ids.dtype))
             if stats is not None:
                 stats += made.num_unaligned_recv_tokens_per_expert
-            call.keep(frame, rows, scales, ids, weights, out.rows, out.scales, out.ids, out.weights, stats,
-                      *made.arrays)
+            call.keep(frame, out.rows, out.scales, out.ids, out.weights, *made.arrays)
         return out.x(), out.ids, out.weights, made, call.event
 
     # What comes back is as wide as what is sent, but where several values lie in one integer.

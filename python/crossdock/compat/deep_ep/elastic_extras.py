@@ -5,6 +5,7 @@ configured."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
@@ -14,7 +15,7 @@ from .elastic_calls import by_columns
 from .events import Mark
 from .frame import Frame, NumPyFrame, frame_of
 from .lane import Lane
-from .ranks import Rank
+from .ranks import Rank, do_all
 from .settings import Settings
 
 Array = Any
@@ -53,12 +54,10 @@ class Extras:
         self._inplace.clear()
         groups = self.groups
         self._gathers = self._pipeline = self._table = None
-        # All of them, whatever one of them says of a rank that has failed.
-        with contextlib.ExitStack() as last:
-            for group in groups:
-                last.callback(self._rank.leave, group)
+        do_all(functools.partial(self._rank.leave, group) for group in groups)
 
     def _make(self, old: Optional[coll.Group], options: coll.Options) -> coll.Group:
+        """In the place of ``old``, which the caller has given up."""
         if old is not None:
             self._rank.leave(old)
         return self._rank.make(coll.Group, options, self._settings.timeout)
@@ -74,7 +73,8 @@ class Extras:
                             ("num_max_all_gathers_per_session", max_gathers)):
             if value < 1:
                 raise InvalidArgument(f"deep_ep agrs_set_config: {name} = {value} must be at least 1")
-        self._gathers = self._make(self._gathers, coll.Options(
+        old, self._gathers = self._gathers, None
+        self._gathers = self._make(old, coll.Options(
             session_bytes=max_session_bytes, gathers=max_gathers, wait=self._settings.wait))
 
     def create_session(self) -> None:
@@ -138,7 +138,7 @@ class Extras:
                     raise InvalidArgument(f"deep_ep all_gather: a tensor of {nbytes} bytes: it must be a "
                                           "multiple of 16")
                 session.all_gather(source, result)
-                call.keep(frame, source, result)
+                call.keep(frame, each, source, result)
         assert self._gathers is not None
         self._run(self._gathers)
         return out, call.event.current_stream_wait
@@ -146,7 +146,8 @@ class Extras:
     # ---- pipeline ----------------------------------------------------------------------------------
 
     def pp_set_config(self, max_tensor_bytes: int, inflight: int) -> None:
-        self._pipeline = self._make(self._pipeline, coll.Options(
+        old, self._pipeline = self._pipeline, None
+        self._pipeline = self._make(old, coll.Options(
             tensor_bytes=-(-max_tensor_bytes // 16) * 16, inflight=inflight, wait=self._settings.wait))
 
     def _neighbour(self, other: int) -> coll.Group:
@@ -182,7 +183,8 @@ class Extras:
                                   "multiple of 16")
         options = coll.Options(shard_rows=entries, row_bytes=row_bytes, wait=self._settings.wait)
         if self._table is None or self._table.options != options:
-            self._table = self._make(self._table, options)
+            old, self._table = self._table, None
+            self._table = self._make(old, options)
         self._scales, self._row = scales, (values, storage.dtype)
         with self._lane.call():
             self._table.write_rows(frame.contiguous(storage), rank=self._rank.rank())

@@ -7,12 +7,13 @@ Ranks that are left out are masked in both.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any, Sequence
 
 from ... import ep
 from ...errors import InvalidArgument
-from .ranks import Rank
+from .ranks import Rank, do_all
 from .settings import Settings
 from .world import Shape
 
@@ -149,5 +150,4 @@ class FewWorld:
 
     def close(self) -> None:
         self._mask_words = []
-        for group in self.groups:
-            self.rank.leave(group)
+        do_all(functools.partial(self.rank.leave, group) for group in self.groups)

@@ -20,7 +20,7 @@ from .few import SLOTS, FewWorld, WaitClock, why_plain
 from .frame import Frame, frame_of
 from .lane import Lane
 from .quant import cast_rounded, need_multiple
-from .ranks import Rank
+from .ranks import Rank, do_all
 from .settings import Settings
 from .world import Shape
 
@@ -48,13 +48,16 @@ class LowLatencyHandle:
     the rank, ranks] int64, where the rows of each rank begin in those of an expert, times 2**32, plus how
     many there are."""
 
-    def __init__(self, world: FewWorld, handle: ep.Handle, expanded: ep.Expanded, counts: Array,
-                 max_tokens: int) -> None:
+    def __init__(self, world: FewWorld, handle: ep.Handle, expanded: ep.Expanded, max_tokens: int) -> None:
         self.world, self.ep, self.expanded = world, handle, expanded
         self.max_tokens = max_tokens
         self.scratch: Optional[Array] = None  #: of get_next_low_latency_combine_buffer
         self.pending = Pending(_nothing)
-        self._counts: Optional[Array] = counts
+        self._counts: Optional[Array] = None
+
+    def tell(self, counts: Array) -> None:
+        """[experts of the rank] int32, written in the order of the stream."""
+        self._counts = counts
 
     def expire(self) -> None:
         """A later dispatch needs the slot."""
@@ -131,10 +134,10 @@ class LowLatency:
         return [group for world in self._worlds.values() for group in world.groups]
 
     def close(self) -> None:
-        for world in self._worlds.values():
-            world.close()
+        worlds = list(self._worlds.values())
         self._worlds.clear()
         self._held.clear()
+        do_all(world.close for world in worlds)
 
     # One for each format: FP8 rows need half of the memory.
     def _world(self, frame: Frame, x: Array, ids: Array, most: int, experts: int, fp8: bool) -> FewWorld:
@@ -161,14 +164,21 @@ class LowLatency:
                  hooked: bool) -> Tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook]:
         frame = frame_of(x, "x")
         _either(asynchronous, hooked)
+        self._check(x, ids, experts, counted, waited)
         world = self._world(frame, x, ids, most, experts, form.fp8)
         rows = world.rank.size() * most
         with self._lane.call(None, asynchronous) as call:
+            # Before anything is launched: what fails after that leaves a kernel behind that reads them.
+            call.keep(frame, x, ids, counted, waited)
             self._make_room(world)
             clock = world.clock(frame, dispatches=waited is not None)
             handle, expanded = self._send(frame, world, x, ids, form, hooked, rows)
+            kept = LowLatencyHandle(world, handle, expanded, most)
+            # At once: the slot has had its turn, whatever fails from here on.
+            self._held.setdefault(id(world), []).append((weakref.ref(kept), kept.pending))
             scales = None if expanded.scales is None else _columns_for(frame, expanded.scales)
             counts = frame.clone(handle.received.expert_counts)
+            kept.tell(counts)
             written = (expanded.rows, expanded.scales, expanded.weights, expanded.sources, scales, counts,
                        counted, waited)
 
@@ -193,11 +203,22 @@ class LowLatency:
                 world.run()
             else:
                 deliver(clock)
-            call.keep(frame, x, ids, *written)
-        kept = LowLatencyHandle(world, handle, expanded, counts, most)
-        self._held.setdefault(id(world), []).append((weakref.ref(kept), kept.pending))
+            call.keep(frame, *written)
         out = expanded.rows if scales is None else (expanded.rows, frame.swap_last(scales))
         return out, counts, kept, call.event, _once(receive if hooked else None)
+
+    def _check(self, x: Array, ids: Array, experts: int, counted: Optional[Array],
+               waited: Optional[Array]) -> None:
+        """Before room is made: a call that is refused ends no earlier result."""
+        size = self._rank.size()
+        if len(ids.shape) != 2 or len(x.shape) != 2 or ids.shape[0] != x.shape[0]:
+            raise InvalidArgument(f"deep_ep low_latency_dispatch: topk_idx is {tuple(ids.shape)} and x "
+                                  f"{tuple(x.shape)}: they must be [tokens, top_k] and [tokens, hidden]")
+        for name, told, most in (("cumulative_local_expert_recv_stats", counted, experts // size),
+                                 ("dispatch_wait_recv_cost_stats", waited, size)):
+            if told is not None and tuple(told.shape) != (most,):
+                raise InvalidArgument(f"deep_ep low_latency_dispatch: {name} is {tuple(told.shape)}: it must "
+                                      f"be [{most}]")
 
     def _make_room(self, world: FewWorld) -> None:
         """Slots are used in turns: the result from two dispatches ago ends, as its caller knows."""
@@ -351,16 +372,24 @@ def _nothing(early: bool = False) -> None:
 
 def _once(work: Optional[Hook]) -> Callable[..., None]:
     """A hook that does its work when it is called first. ``early``: by a later call, perhaps on another stream
-    than that of the caller, who still calls the hook: the current stream waits for the work then."""
+    than that of the caller, who still calls the hook: the current stream waits for the work then. What the work
+    raised is raised again."""
     left: list[Optional[Hook]] = [work]
     done: list[Mark] = []
+    failed: list[BaseException] = []
 
     def hook(early: bool = False) -> None:
         now, left[0] = left[0], None
         if now is not None:
-            now()
+            try:
+                now()
+            except BaseException as error:
+                failed.append(error)
+                raise
             if early:
                 done.append(Mark())
+        elif failed:
+            raise failed[0]
         elif done:
             done[0].current_stream_wait()
     return hook

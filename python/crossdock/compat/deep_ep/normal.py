@@ -12,7 +12,7 @@ from ...errors import DeadlineExceeded, InvalidArgument, Unsupported
 from .events import EventOverlap, capturing
 from .frame import Frame, frame_of
 from .lane import Event, Lane
-from .ranks import Rank
+from .ranks import Rank, do_all
 from .settings import Settings
 from .world import Shape, World
 
@@ -161,9 +161,9 @@ class Normal:
         return [world.group for world in self._worlds.values()]
 
     def close(self) -> None:
-        for world in self._worlds.values():
-            world.close()
+        worlds = self.worlds
         self._worlds.clear()
+        do_all(world.close for world in worlds)
 
     # ---- layout ----------------------------------------------------------------------------------
 
@@ -179,15 +179,17 @@ class Normal:
         self._ids[key] = (reference, topk_idx)
         return made, call.event
 
-    def _ids_of(self, frame: Frame, is_token_in_rank: Array, experts: int) -> Tuple[Array, bool]:
-        """Ids for a dispatch without topk_idx, and whether they are the real ones: those the layout was
-        made from, else the first expert of every rank that the token goes to."""
+    def _ids_of(self, is_token_in_rank: Array) -> Optional[Array]:
+        """Those that a layout was made from."""
         known = self._ids.get(id(is_token_in_rank))
-        if known is not None and known[0]() is is_token_in_rank:
-            return known[1], True
+        return known[1] if known is not None and known[0]() is is_token_in_rank else None
+
+    def _instead_of_ids(self, frame: Frame, is_token_in_rank: Array, experts: int) -> Array:
+        """The first expert of every rank that the token goes to; made on the stream of the dispatch, which
+        need not wait for the current one."""
         world = self._rank.size()
         first = frame.arange(world, "int64", is_token_in_rank) * (experts // world)
-        return frame.where(is_token_in_rank, first[None, :], -1), False
+        return frame.where(is_token_in_rank, first[None, :], -1)
 
     # ---- dispatch --------------------------------------------------------------------------------
 
@@ -208,16 +210,19 @@ class Normal:
         0: as many as arrive."""
         rows, scales = split(x)
         frame = frame_of(rows, "x")
-        ids, real, top_k = like.topk_idx, True, 0
-        if ids is None:
-            ids, real = self._ids_of(frame, like.is_token_in_rank, like.experts)
-        else:
-            top_k = int(ids.shape[1])
-        world = self._world(_shape_of(frame, rows, scales, ids, like.experts), int(rows.shape[0]))
+        ids = self._ids_of(like.is_token_in_rank) if like.topk_idx is None else like.topk_idx
+        real, top_k = ids is not None, 0 if like.topk_idx is None else int(like.topk_idx.shape[1])
+        wide, choices = (True, self._rank.size()) if ids is None else (
+            ids.dtype == frame.dtype("int64"), int(ids.shape[1]))
+        world = self._world(_shape_of(rows, scales, choices, wide, like.experts), int(rows.shape[0]))
         if worst > world.capacity:
             raise InvalidArgument(f"deep_ep: num_worst_tokens = {worst} is more than the "
                                   f"{world.capacity} rows that can arrive at a rank")
         with self._lane.call(how.previous_event, how.asynchronous) as call:
+            # Before anything is launched: what fails after that leaves a kernel behind that reads them.
+            call.keep(frame, rows, scales, like.topk_idx, like.topk_weights, like.is_token_in_rank, ids)
+            if ids is None:
+                ids = self._instead_of_ids(frame, like.is_token_in_rank, like.experts)
             region, lend = world.take()
             handle = world.dispatch(region, rows, frame.contiguous(ids), like.topk_weights,
                                     scales=_dense(frame, scales))
@@ -227,7 +232,7 @@ class Normal:
             out_ids, out_weights = _choices(frame, handle, n, lend, worst, ids.dtype) if top_k else (
                 None, None)
             counts = [] if worst else self._counts(world, handle, like, real, alignment)
-            call.keep(frame, rows, scales, ids, like.topk_weights, *split(out), out_ids, out_weights)
+            call.keep(frame, *split(out), out_ids, out_weights)
         kept = NormalHandle(world, handle, like.is_token_in_rank, n, top_k,
                             0 < worst < world.capacity and not capturing())
         return Dispatched(out, out_ids, out_weights, counts, kept, call.event)
@@ -296,11 +301,11 @@ def _need_room(handle: NormalHandle) -> None:
                               f"others are lost: give a number that is enough, at most {handle.world.capacity}")
 
 
-def _shape_of(frame: Frame, rows: Array, scales: Optional[Array], ids: Array, experts: int) -> Shape:
+def _shape_of(rows: Array, scales: Optional[Array], choices: int, wide: bool, experts: int) -> Shape:
     hidden = int(rows.shape[1])
     scale_bytes = 0 if scales is None else int(scales.shape[1]) * int(scales.dtype.itemsize)
     # A bf16 row and an fp32 scale for 128 values fit anyway: one group for calls with and without.
-    return Shape(experts, int(ids.shape[1]), hidden, wide_ids=ids.dtype == frame.dtype("int64"),
+    return Shape(experts, choices, hidden, wide_ids=wide,
                  scale_bytes=scale_bytes if scale_bytes > hidden // 128 * 4 else 0)
 
 

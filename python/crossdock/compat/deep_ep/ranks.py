@@ -3,8 +3,9 @@ of one process, which also run in the twin without a GPU."""
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any, Callable, Optional, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Optional, Protocol, Sequence, TypeVar
 
 from ..._native import Exchange
 from ...errors import DeadlineExceeded, InvalidArgument
@@ -22,7 +23,17 @@ class Group(Protocol):
 
 G = TypeVar("G", bound=Group)
 
-__all__ = ["ProcessRank", "Rank", "ThreadRank", "Threads", "rank_of"]
+__all__ = ["ProcessRank", "Rank", "ThreadRank", "Threads", "do_all", "rank_of"]
+
+# How much longer than an action may take the other threads wait for its end.
+_MARGIN = 10.0
+
+
+def do_all(actions: Iterable[Callable[[], None]]) -> None:
+    """Every one of them, whatever another raises; then one of the errors, if there were any."""
+    with contextlib.ExitStack() as last:
+        for action in actions:
+            last.callback(action)
 
 
 class Rank:
@@ -89,28 +100,28 @@ class Threads:
         """What the thread of ``rank`` gives as ``group``."""
         return ThreadRank(self, rank)
 
-    def together(self, rank: int, value: Any, action: Callable[[list[Any]], T]) -> T:
-        """Waits for all ranks; one of them runs ``action`` on the values of all, and all get its result
-        or its error."""
+    def together(self, rank: int, value: Any, action: Callable[[list[Any]], T], takes: float = 0.0) -> T:
+        """Waits for all ranks; one of them runs ``action`` on the values of all, which ``takes`` so many
+        seconds at most, and all get its result or its error."""
         self._here[rank] = value
-        if self._wait() == 0:
+        if self._wait(self.timeout) == 0:
             self._error = None
             try:
                 self._result = action(list(self._here))
             except Exception as error:
                 self._error = error
-        self._wait()
+        self._wait(max(self.timeout, takes) + _MARGIN)
         if self._error is not None:
             raise self._error
         result: T = self._result
         return result
 
-    def _wait(self) -> int:
+    def _wait(self, timeout: float) -> int:
         try:
-            return self._barrier.wait(self.timeout)
+            return self._barrier.wait(timeout)
         except threading.BrokenBarrierError:
             raise DeadlineExceeded(f"deep_ep: not all {self.world} ranks have made this call within "
-                                   f"{self.timeout} s, or one of them has failed") from None
+                                   f"{timeout} s, or one of them has failed") from None
 
     def run(self, function: Callable[[ThreadRank], T]) -> list[T]:
         """``function`` on a thread of each rank; what they return, by rank. The first error is raised
@@ -141,8 +152,9 @@ class Threads:
     def make(self, rank: int, kind: Callable[..., G], options: Any, timeout: float) -> G:
         backend = "twin" if self.twin else "gpu"
         group: G = self.together(rank, None, lambda _: kind(options, world=self.world, backend=backend,
-                                                            timeout=timeout))
-        self.together(rank, None, lambda _: self._users.setdefault(id(group), self.world))
+                                                            timeout=timeout), timeout)
+        # Assigned: a group that was here before may have gone without having been left by all.
+        self.together(rank, None, lambda _: self._users.update({id(group): self.world}))
         return group
 
     def leave(self, group: Group) -> None:
@@ -174,7 +186,7 @@ class ThreadRank(Rank):
 
     def meet(self, group: Group, timeout: float) -> None:
         if self.twin:
-            self._threads.together(self._rank, None, lambda _: group.synchronize(timeout))
+            self._threads.together(self._rank, None, lambda _: group.synchronize(timeout), timeout)
 
     def leave(self, group: Group) -> None:
         self._threads.leave(group)
