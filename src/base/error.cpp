@@ -48,6 +48,8 @@ Retry retry_of_errno(int value) {
     case ENETDOWN:
     case EHOSTDOWN:
     case ENONET:
+    case ENETUNREACH:  // connect() says these two where an interface or a host is down
+    case EHOSTUNREACH:
       return Retry::kLater;
     case ECONNRESET:
     case EPIPE:

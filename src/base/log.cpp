@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <iterator>
 #include <mutex>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/fd.hpp"
 #include "base/strings.hpp"
 
 namespace crossdock::base {
@@ -84,6 +86,14 @@ bool is_file(int fd) {
   return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
 }
 
+// A terminal knows no RWF_NOWAIT, and poll() promises one byte: so it is written through an open
+// file of its own, which does not wait and leaves the host's flags as they are.
+ssize_t write_terminal(int fd, const iovec& piece) {
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
+  const UniqueFd own(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  return ::writev(own ? own.get() : fd, &piece, 1);
+}
+
 // As much as `fd` takes without waiting for a reader; 0 when that is nothing.
 std::size_t write_now(int fd, std::string_view bytes) {
   pollfd item{.fd = fd, .events = POLLOUT, .revents = 0};
@@ -94,7 +104,8 @@ std::size_t write_now(int fd, std::string_view bytes) {
   // Another writer may have been faster. Not every kind of file knows the flag, a terminal does
   // not; and for files on disk it also means not to wait for memory, which is not meant.
   ssize_t n = ::pwritev2(fd, &piece, 1, -1, RWF_NOWAIT);
-  if (n < 0 && (errno != EAGAIN || is_file(fd))) n = ::writev(fd, &piece, 1);
+  if (n < 0 && (errno != EAGAIN || is_file(fd)))
+    n = ::isatty(fd) != 0 ? write_terminal(fd, piece) : ::writev(fd, &piece, 1);
   return n > 0 ? static_cast<std::size_t>(n) : 0;
 }
 

@@ -37,6 +37,7 @@ std::uint64_t Transfer::id() const noexcept {
 }
 
 Status Transfer::status() const {
+  if (core_->engine->forked()) return {};
   return core_->status();
 }
 
@@ -274,7 +275,7 @@ std::vector<PendingTransfer> Engine::pending() const {
 }
 
 std::string Engine::metrics() const {
-  return core_->metrics().prometheus();
+  return core_->forked() ? std::string() : core_->metrics().prometheus();
 }
 
 Result<> Engine::close(Deadline deadline) {

@@ -243,15 +243,18 @@ void TransferCore::shard_over() noexcept {
 void TransferCore::complete() {
   const bool hash = checksum && bytes_total > 0;
   std::optional<Error> failure;
+  // Whoever stops a transfer that waits for its checksum ends it, and the last handle may go then.
+  std::shared_ptr<TransferCore> keep;
   {
     const std::lock_guard lock(mutex_);
+    if (hash) keep = shared_from_this();
     const bool all_there = !error_ && bytes_done_.load() >= bytes_total;
     const bool more_to_do = hash || options.notification.has_value();
     if (!all_there || (more_to_do && stop_reason_)) failure = stop_reason_ ? stop_reason_ : error_;
     if (!failure) stage_ = hash ? Stage::kHashQueued : Stage::kNotice;
   }
   if (failure) return finish(std::move(failure));
-  if (hash) return verify_transfer(shared_from_this());
+  if (hash) return verify_transfer(keep);
   after_checksum();
 }
 

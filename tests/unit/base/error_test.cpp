@@ -63,7 +63,7 @@ TEST(Result, ErrnoOfFullDisksWrongPathsAndNetworksThatAreDownIsNoInternalError) 
     is(path, Code::kInvalidArgument, Retry::kNo);
   is(ESTALE, Code::kNotFound, Retry::kNo);
   is(EROFS, Code::kDenied, Retry::kNo);
-  for (const int network : {ENETDOWN, EHOSTDOWN, ENONET})
+  for (const int network : {ENETDOWN, EHOSTDOWN, ENONET, ENETUNREACH, EHOSTUNREACH})
     is(network, Code::kUnreachable, Retry::kLater);
 }
 

@@ -2,6 +2,10 @@
 #include "base/log.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fstream>
@@ -182,6 +186,26 @@ TEST(LogStderr, NobodyWaitsForTheReaderOfAFullPipe) {
   for (int i = 0; i < 4; ++i)
     CROSSDOCK_LOG(log, kInfo, "{}", longer);
   ::alarm(0);
+}
+
+// A terminal that was stopped, or whose connection hangs.
+TEST(LogStderr, NobodyWaitsForATerminalThatDoesNotRead) {
+  const UniqueFd screen(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
+  if (!screen || ::grantpt(screen.get()) != 0 || ::unlockpt(screen.get()) != 0)
+    GTEST_SKIP() << "no terminals here: " << std::strerror(errno);
+  const UniqueFd terminal(::open(::ptsname(screen.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(terminal);
+  const UniqueFd before(::dup(STDERR_FILENO));
+  ::alarm(30);  // ends the test where it waits
+  ::dup2(terminal.get(), STDERR_FILENO);
+  const Logger log = *Logger::create("info");
+  for (int i = 0; i < 2000; ++i)
+    CROSSDOCK_LOG(log, kInfo, "{}", std::string(150, 'x'));
+  ::dup2(before.get(), STDERR_FILENO);
+  ::alarm(0);
+  std::array<char, 4096> some{};
+  EXPECT_GT(::read(screen.get(), some.data(), some.size()), 150);
+  EXPECT_EQ(::fcntl(terminal.get(), F_GETFL) & O_NONBLOCK, 0) << "the host's flags";
 }
 
 TEST(LogStderr, FilesGetEveryLine) {

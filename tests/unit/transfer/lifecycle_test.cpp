@@ -256,7 +256,8 @@ TEST(Lifecycle, CallsInAForkedChildAreUnsupportedAtOnce) {
                            mailbox.on_message([](const transfer::Message&) {}).code()};
     moving.cancel();
     const bool nothing = !mailbox.try_receive() && pair.peer.regions().empty() &&
-                         pair.peer.transport().empty() && pair.source.pending().empty();
+                         pair.peer.transport().empty() && pair.source.pending().empty() &&
+                         pair.source.metrics().empty() && moving.status().bytes_total == 0;
     std::size_t right = 0;
     while (right < codes.size() && codes[right] == Code::kUnsupported)
       ++right;
