@@ -10,6 +10,7 @@
 
 #include <crossdock/core/version.hpp>
 
+#include "support/fibers.hpp"
 #include "support/run_command.hpp"
 
 namespace crossdock {
@@ -57,6 +58,7 @@ TEST(BenchSymm, SaysOfEveryKernelThatItIsRight) {
 }
 
 TEST(BenchEp, ComparesEveryPath) {
+  CROSSDOCK_SKIP_WITHOUT_FIBERS();
   const json report = report_of({"ep", "--world", "2", "--compressed", "--masks", "--expanded"});
   ASSERT_TRUE(report.is_object());
   EXPECT_EQ(report.at("schema"), "crossdock.bench.ep/1");
@@ -67,6 +69,7 @@ TEST(BenchEp, ComparesEveryPath) {
 
 // Only the process of rank 0 reports, and options come before the environment.
 TEST(BenchEp, TakesTheWorldOfALauncher) {
+  CROSSDOCK_SKIP_WITHOUT_FIBERS();
   const json report = report_of({"ep"}, {"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0"});
   ASSERT_TRUE(report.is_object());
   EXPECT_EQ(report.at("world"), "2");
@@ -91,6 +94,7 @@ TEST(BenchMoe, ComparesProducts) {
 }
 
 TEST(BenchMoe, ComparesLayersWithSharedExpertsAndWithout) {
+  CROSSDOCK_SKIP_WITHOUT_FIBERS();
   for (const bool shared : {false, true}) {
     std::vector<std::string> arguments = {"moe",       "--chain", "--world",  "1",
                                           "--tokens",  "5",       "--format", "bf16",

@@ -16,6 +16,7 @@
 
 #include "base/config.hpp"
 #include "base/trace.hpp"
+#include "support/fibers.hpp"
 #include "support/run_command.hpp"
 #include "support/running_command.hpp"
 #include "support/temp_dir.hpp"
@@ -187,6 +188,7 @@ std::string make_trace(const support::TempDir& dir, const std::string& name) {
 
 // Whole layers in the twin, compared with fp64: weights in e2m1, and scales of one byte.
 TEST(BenchMoe, ChainsOfEveryFormat) {
+  CROSSDOCK_SKIP_WITHOUT_FIBERS();
   for (const auto* scales : {"f32", "ue8m0"}) {
     const auto done =
         crossdock_command({"bench", "moe", "--backend", "twin", "--chain", "--tokens", "5",

@@ -204,7 +204,7 @@ class Demo(unittest.TestCase):
                 (2, "--page-tokens 0 must divide 512", "--page-tokens", "0"),
                 (2, "known are qwen3-30b-a3b", "--kv-shape", "no-such"),
                 (2, "dim is missing", "--kv-shape", "layers=4,heads=8"),
-                (2, "--tokens", "--tokens", "0"),
+                (2, "not in range 1 to", "--tokens", "0"),
                 (2, "--trace excludes --tokens", "--tokens", "512"),
                 (2, "--prefill-tokens-per-s", "--prefill-tokens-per-s", "-1"),
                 (2, "--json", "--json", "--fault", "kill-decode"),

@@ -21,7 +21,8 @@ class FencedSender : public PlayedSender {
   FencedSender() : PlayedSender(quick()) {}
   static KvClusterOptions quick() {
     KvClusterOptions options;
-    options.receiver.stop_timeout = std::chrono::milliseconds(20);
+    options.receiver.stop_timeout =
+        std::chrono::seconds(1);  // also of what a test does not give up
     options.receiver.fence_timeout = std::chrono::seconds(40);
     return options;
   }

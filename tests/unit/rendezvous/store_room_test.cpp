@@ -188,7 +188,9 @@ TYPED_TEST(StoreRoom, ThoseThatDoNotReadMakeRoomForOthers) {
 }
 
 TYPED_TEST(StoreRoom, ThoseThatReadTooSlowlyMakeRoomForOthers) {
-  this->serve({.max_unsent_total_bytes = kMiB, .stall_timeout = 1s}, 8 * kMiB);
+  // It is sent something every 1.9 s, when it has read a third of its socket's buffer: it is not
+  // stalled.
+  this->serve({.max_unsent_total_bytes = kMiB, .stall_timeout = 3s}, 8 * kMiB);
   Client<TypeParam> slow(*this->server);
   slow.keep_little();
   slow.ask(3);
@@ -223,7 +225,7 @@ TEST_F(TcpStoreRoom, WaitsAreAnsweredAsThereIsRoom) {
 // Two take up the room, and a third waits for it.
 TEST_F(TcpStoreRoom, WhoReadsFasterThanTheSlowestIsNotDropped) {
   constexpr std::size_t kBytes = 16 * kMiB;
-  serve({.max_unsent_total_bytes = 20 * kMiB, .stall_timeout = 1s}, kBytes);
+  serve({.max_unsent_total_bytes = 20 * kMiB, .stall_timeout = 1500ms}, kBytes);
   std::vector<Client<StoreServer>> clients;
   for (int i = 0; i < 2; ++i) {
     clients.emplace_back(*server).keep_little();

@@ -247,11 +247,12 @@ TEST_F(Elastic, AFailureWhereSomebodyIsLeftOutIsHealed) {
       std::unique_ptr<Group> late;
       const auto of = [&](u32 rank) {
         auto o = options(rank, 3, Backend::kGpu, 2);
-        o.place->settle = 100ms;
+        o.place->settle = 300ms;
         o.place->name += function + std::to_string(after);
         return o;
       };
       together({join(a, of(0)), join(b, of(1)), join(late, of(2))});
+      ASSERT_TRUE(a && b && late);
       u64* const own = a->rank(0).at<u64>(64);
       fake_->fail({.function = function, .status = cuda::Status::kOutOfMemory, .after = after});
       const int before = fake_->calls(function);
