@@ -87,7 +87,8 @@ bool is_file(int fd) {
 }
 
 // A terminal knows no RWF_NOWAIT, and poll() promises one byte: so it is written through an open
-// file of its own, which does not wait and leaves the host's flags as they are.
+// file of its own, which does not wait and leaves the host's flags as they are. Where there is none
+// to be had it is written as it is: the line matters more.
 ssize_t write_terminal(int fd, const iovec& piece) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
   const UniqueFd own(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));

@@ -21,8 +21,8 @@ class FencedSender : public PlayedSender {
   FencedSender() : PlayedSender(quick()) {}
   static KvClusterOptions quick() {
     KvClusterOptions options;
-    options.receiver.stop_timeout =
-        std::chrono::seconds(1);  // also of what a test does not give up
+    // Also how long a test may take to say that what it gave up has stopped.
+    options.receiver.stop_timeout = std::chrono::seconds(1);
     options.receiver.fence_timeout = std::chrono::seconds(40);
     return options;
   }
