@@ -89,13 +89,12 @@ class Reports(unittest.TestCase):
         copy_16 = PTX + "copy_async_16(void *, const void *)"
         self.assert_wrong("Race reported", log_of(race_in(copy_16, COPY_16, load, LOAD)))
 
-    # As an H200 reported it: one read against many writes, of which no line is told.
+    # As an H200 reported it: one read against many writes, of which no line is told, or the line in what was inlined.
     def test_values_that_another_warp_stores(self):
         flags = ["128", "4", 1, 0, 1, 0, 0, 1, 0]
-        def report(flags=flags, load="U32x4", where=""):
+        def report(flags=flags, load="U32x4", where="", of="void {0}kernel::grouped_gemm<{1}>({0}GroupedGemmParams)"):
             config = ", ".join(f"({'unsigned int' if isinstance(f, str) else 'bool'}){f}" for f in flags)
-            kernel = (f"void {DEVICE}kernel::grouped_gemm<{DEVICE}GroupedGemmConfig{{{config}}}>"
-                      f"({DEVICE}GroupedGemmParams)")
+            kernel = of.format(DEVICE, f"{DEVICE}GroupedGemmConfig{{{config}}}")
             line = line_of("memory.cuh", f"ld.shared.v{load[-1]}.u32") + 4
             return [f"========= Error: Race reported between Read access at {PTX}ld_shared(const {DEVICE}{load} *)"
                     f"+0x17400 in memory.cuh:{line}",
@@ -106,6 +105,11 @@ class Reports(unittest.TestCase):
         for other in (3, 4, 6, 7):  # swapped, no SwiGLU, e2m1, nothing is handed over
             changed = [1 - f if i == other else f for i, f in enumerate(flags)]
             self.assert_wrong("Race reported", log_of(report(flags=changed)))
+        inlined = {"of": "{0}GemmSwigluStore<{1}>::quantise(const {0}GemmBlock<{1}> &, unsigned int)",
+                   "where": f" in swiglu.cuh:{line_of('swiglu.cuh', 'ptx::e4m3x2_from_f32') - 1}"}
+        self.assert_known(report(**inlined), "values that another warp stores")
+        self.assert_wrong("Race reported", log_of(report(**(inlined | {"where": " in swiglu.cuh:20"}))))
+        self.assert_wrong("Race reported", log_of(report(flags=["64", *flags[1:]], **inlined)))
         writes = report()
         self.assert_wrong("Race reported", log_of([*writes[:5], writes[5].replace("Write", "Read"), *writes[6:]]))
 

@@ -64,10 +64,10 @@ KNOWN = (
     # kernel of ten lines with just that (writes, __syncwarp, one lane's arrival; a wait, reads) is reported the same
     # way, and is not where every lane arrives: what lanes of a warp tell each other seems not to be carried on.
     Known("values that another warp stores",
-          (r"\bgrouped_gemm<.*GroupedGemmConfig\{\(unsigned int\)128, \(unsigned int\)4, \(bool\)1, \(bool\)0, "
-           r"\(bool\)1, \(bool\)[01], \(bool\)0, \(bool\)1, \(bool\)0\}",
+          (r"\b(grouped_gemm|GemmSwigluStore)<.*GroupedGemmConfig\{\(unsigned int\)128, \(unsigned int\)4, "
+           r"\(bool\)1, \(bool\)0, \(bool\)1, \(bool\)[01], \(bool\)0, \(bool\)1, \(bool\)0\}",
            r"\bld_shared\(const (crossdock::device::)?U32x4 \*\)"),
-          writes=(Place("", r"kernel::grouped_gemm<"),),
+          writes=(Place("", r"kernel::grouped_gemm<"), Place("swiglu.cuh", r"e4m3x2_from_f32")),
           reads=(Place("memory.cuh", r"ld\.shared\.v4"),)),
 )
 
