@@ -15,6 +15,7 @@
 #include <crossdock/core/version.hpp>
 
 #include "base/config.hpp"
+#include "base/socket.hpp"
 #include "base/trace.hpp"
 #include "support/fibers.hpp"
 #include "support/run_command.hpp"
@@ -174,6 +175,8 @@ TEST(Store, SaysWhatEnginesTakeAndEndsBySignal) {
 
 // A whole range of loopback addresses is there; the port is that of the help.
 TEST(Store, WithoutAPortTakesTheDefault) {
+  if (!base::listen_tcp(base::HostPort{"127.0.0.4", 7070}, Deadline::in(std::chrono::seconds(5))))
+    GTEST_SKIP() << "another program listens on 127.0.0.4:7070";
   support::RunningCommand store({g_program, "store", "--http", "--listen", "127.0.0.4"});
   EXPECT_EQ(store.line(Deadline::in(std::chrono::seconds(20))),
             "serving http://127.0.0.4:7070/metadata");

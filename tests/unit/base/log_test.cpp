@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "support/alarm.hpp"
 #include "support/temp_dir.hpp"
 
 namespace crossdock::base {
@@ -167,7 +169,7 @@ class PipedStderr {
 
 // A host that reads the output of this process late, or only at its end.
 TEST(LogStderr, NobodyWaitsForTheReaderOfAFullPipe) {
-  ::alarm(30);  // ends the test where it waits
+  const support::Alarm alarm(std::chrono::seconds(30));  // ends the test where it waits
   const PipedStderr piped;
   const Logger log = *Logger::create("info");
   const std::string text(1000, 'x');
@@ -185,7 +187,6 @@ TEST(LogStderr, NobodyWaitsForTheReaderOfAFullPipe) {
   const std::string longer(60'000, 'y');
   for (int i = 0; i < 4; ++i)
     CROSSDOCK_LOG(log, kInfo, "{}", longer);
-  ::alarm(0);
 }
 
 // A terminal that was stopped, or whose connection hangs.
@@ -196,13 +197,12 @@ TEST(LogStderr, NobodyWaitsForATerminalThatDoesNotRead) {
   const UniqueFd terminal(::open(::ptsname(screen.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(terminal);
   const UniqueFd before(::dup(STDERR_FILENO));
-  ::alarm(30);  // ends the test where it waits
+  const support::Alarm alarm(std::chrono::seconds(30));  // ends the test where it waits
   ::dup2(terminal.get(), STDERR_FILENO);
   const Logger log = *Logger::create("info");
   for (int i = 0; i < 2000; ++i)
     CROSSDOCK_LOG(log, kInfo, "{}", std::string(150, 'x'));
   ::dup2(before.get(), STDERR_FILENO);
-  ::alarm(0);
   std::array<char, 4096> some{};
   EXPECT_GT(::read(screen.get(), some.data(), some.size()), 150);
   EXPECT_EQ(::fcntl(terminal.get(), F_GETFL) & O_NONBLOCK, 0) << "the host's flags";

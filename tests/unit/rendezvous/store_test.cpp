@@ -13,6 +13,7 @@
 
 #include "rendezvous/inproc_store.hpp"
 #include "rendezvous/key_table.hpp"
+#include "support/alarm.hpp"
 #include "support/temp_dir.hpp"
 #include "wire/store_protocol.hpp"
 
@@ -180,12 +181,11 @@ TEST(FileStore, PipesLinksAndSocketsWithNamesOfEntriesHoldNobodyUp) {
   ASSERT_EQ(::mknod((dir.path() + "/k-socket").c_str(), S_IFSOCK | 0600, 0), 0);
   std::filesystem::create_symlink("elsewhere", dir.path() + "/k-link");
   std::filesystem::create_directory(dir.path() + "/k-directory");
-  ::alarm(20);  // ends the test where open() waits
+  const support::Alarm alarm(20s);  // ends the test where open() waits
   for (const char* foreign : {"pipe", "socket", "link", "directory"})
     EXPECT_EQ(store->get(foreign, soon()).code(), Code::kCorrupt) << foreign;
   ASSERT_TRUE(store->put("k", "v", 1h, soon()).ok()) << "looks for what is over";
   EXPECT_EQ(store->list("", soon()).value(), std::vector<std::string>{"k"});
-  ::alarm(0);
 }
 
 bool has_open(pid_t process, const std::string& path) {
