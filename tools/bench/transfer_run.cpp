@@ -53,7 +53,6 @@ Result<Memory> make_memory(Engine& engine, std::uint64_t bytes, bool engine_memo
     CROSSDOCK_TRY(region, engine.register_memory(memory.own.get(), bytes, {.label = "bench"}));
     memory.region = std::move(region);
   }
-  std::memset(memory.region->address(), 0x5a, bytes);
   return memory;
 }
 
@@ -143,10 +142,15 @@ Result<Rig> Rig::create(const Case& shape, std::uint64_t bytes, const std::strin
   CROSSDOCK_TRY(memory,
                 make_memory(*impl->engine, itself ? 2 * bytes : bytes, shape.engine_memory));
   impl->memory = std::move(memory);
+  std::memset(impl->memory.data(), 0x5a, impl->memory.region->length());
   CROSSDOCK_TRY(peer, impl->engine->open(name, Deadline::in(kLimit)));
   impl->peer = std::move(peer);
   CROSSDOCK_TRY(region, impl->peer->region("bench", Deadline::in(kLimit)));
   impl->remote = region.address + (itself ? bytes : 0);
+  // Pages that nobody has written yet may all be one page of zeros to who reads them.
+  const Request everything{Op::kWrite, impl->memory.data(), impl->remote, bytes};
+  CROSSDOCK_CHECK_OK(impl->engine->transfer(*impl->peer, std::span(&everything, 1),
+                                            {.deadline = Deadline::in(kLimit)}));
   return Rig(std::move(impl));
 }
 
