@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <spawn.h>
@@ -41,12 +42,22 @@ inline std::vector<char*> pointers(std::vector<std::string>& texts) {
   out.push_back(nullptr);
   return out;
 }
+// What a program needs of the caller's environment, and what sanitizers are told, unless
+// `environment` has its own.
+inline void pass_on(std::vector<std::string>& environment) {
+  for (const std::string name : {"PATH", "ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
+    const char* value = std::getenv(name.c_str());
+    const bool given = std::ranges::any_of(
+        environment, [&](const auto& variable) { return variable.starts_with(name + "="); });
+    if (value != nullptr && !given) environment.push_back(name + "=" + value);
+  }
+}
 }  // namespace detail
 
-// `environment` replaces the caller's; PATH is passed on.
+// `environment` replaces the caller's; pass_on() says what is kept of that.
 inline CommandResult run_command(std::vector<std::string> command,
                                  std::vector<std::string> environment = {}) {
-  if (const char* path = std::getenv("PATH")) environment.push_back(std::string("PATH=") + path);
+  detail::pass_on(environment);
   FILE* output = std::tmpfile();
   FILE* errors = std::tmpfile();
   if (output == nullptr || errors == nullptr) std::abort();

@@ -24,7 +24,7 @@ namespace crossdock::support {
 
 class RunningCommand {
  public:
-  // `environment` replaces the caller's; PATH is passed on unless it names one.
+  // `environment` replaces the caller's; detail::pass_on() says what is kept of that.
   explicit RunningCommand(std::vector<std::string> command,
                           std::vector<std::string> environment = {})
       : errors_(std::tmpfile()) {
@@ -34,7 +34,7 @@ class RunningCommand {
     const base::UniqueFd child_in(down[0]), child_out(up[1]);
     input_.reset(down[1]);
     output_.reset(up[0]);
-    add_path(environment);
+    detail::pass_on(environment);
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_adddup2(&actions, child_in.get(), STDIN_FILENO);
@@ -81,11 +81,6 @@ class RunningCommand {
   }
 
  private:
-  static void add_path(std::vector<std::string>& environment) {
-    for (const auto& variable : environment)
-      if (variable.starts_with("PATH=")) return;
-    if (const char* path = std::getenv("PATH")) environment.push_back(std::string("PATH=") + path);
-  }
   // False at the end of the output, and when nothing came by `deadline`.
   bool read_more(Deadline deadline) {
     pollfd ready{output_.get(), POLLIN, 0};

@@ -19,7 +19,26 @@ run_ctest() {
   local runner=()
   [[ $preset == tsan ]] && runner=(without_aslr)
   say "testing preset $preset"
-  "${runner[@]}" ctest --preset "$preset" --parallel "$(cpus)" "$@"
+  # Every process tells what its sanitizer found in a file, also one that its test kills, or whose
+  # output the test keeps.
+  local reports=$ROOT/build/$preset/reports failed=0
+  rm -rf "$reports"
+  mkdir -p "$reports"
+  local to=log_path=$reports/report
+  ASAN_OPTIONS="$to ${ASAN_OPTIONS:-}" TSAN_OPTIONS="$to ${TSAN_OPTIONS:-}" \
+    UBSAN_OPTIONS="$to ${UBSAN_OPTIONS:-}" \
+    "${runner[@]}" ctest --preset "$preset" --parallel "$(cpus)" "$@" || failed=1
+  check_reports "$preset" "$reports" && ((failed == 0))
+}
+
+check_reports() {
+  local preset=$1 files
+  mapfile -t files < <(find "$2" -type f)
+  ((${#files[@]} > 0)) || return 0
+  sed -n 1,40p "${files[0]}"
+  say "preset $preset: the sanitizer found something in ${#files[@]} processes; the first is above," \
+    "all are in $2"
+  return 1
 }
 
 # Runs one target for SECONDS; its log says what it found. Exported for the shells of xargs.
