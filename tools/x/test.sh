@@ -24,7 +24,7 @@ run_ctest() {
   local reports=$ROOT/build/$preset/reports failed=0
   rm -rf "$reports"
   mkdir -p "$reports"
-  local to=log_path=$reports/report
+  local to="log_path='$reports/report'"
   ASAN_OPTIONS="$to ${ASAN_OPTIONS:-}" TSAN_OPTIONS="$to ${TSAN_OPTIONS:-}" \
     UBSAN_OPTIONS="$to ${UBSAN_OPTIONS:-}" \
     "${runner[@]}" ctest --preset "$preset" --parallel "$(cpus)" "$@" || failed=1
