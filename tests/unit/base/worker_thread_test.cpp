@@ -51,7 +51,8 @@ TEST(WorkerThread, EveryKindBlocksSignals) {
   EXPECT_EQ(blocked, 3);
 }
 
-// The mask that threads of this name have in /proc, once there is one.
+// The mask that threads of this name have in /proc, once there is one. Of a thread that is just
+// over the kernel tells zeros, and none for the number of threads.
 std::optional<std::uint64_t> mask_of_thread(const std::string& name) {
   std::error_code gone;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", gone)) {
@@ -59,6 +60,7 @@ std::optional<std::uint64_t> mask_of_thread(const std::string& name) {
     bool named = false;
     for (std::string line; std::getline(status, line);) {
       if (line == "Name:\t" + name) named = true;
+      if (line == "Threads:\t0") named = false;
       if (named && line.starts_with("SigBlk:")) return std::stoull(line.substr(8), nullptr, 16);
     }
   }
